@@ -1,0 +1,51 @@
+# One set of commands for developers and CI. `make` alone lists them.
+
+PYTHON ?= python3
+BIN := .venv/bin
+CODE := src tests $(wildcard benchmarks)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format docs bench clean
+
+help: ## this list
+	@echo "biglittle: two models, a little one drafts and a big one decides."
+	@echo
+	@echo "  make demo    set up .venv, fetch the default pair once, and see it work"
+	@echo "  make test    set up .venv and run all tests"
+	@echo
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
+	@echo
+	@echo "PYTHON=python3.12 chooses the interpreter of .venv; ARGS='-k name' goes to pytest or the benchmark."
+
+venv: .venv/stamp ## make .venv with the tested versions of constraints.txt
+
+.venv/stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+demo: venv ## the default pair: the target alone, lossless, and BiLD
+	$(BIN)/biglittle demo
+
+test: venv ## all tests (ARGS="-m 'not slow'" for the quick ones)
+	$(BIN)/pytest $(ARGS)
+
+check: venv ## format, lint, types and docs, as CI runs them
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy $(CODE)
+	$(BIN)/mkdocs build --quiet --strict
+
+format: venv ## put the code into shape
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+docs: venv ## the documentation with live reload, on http://127.0.0.1:8000
+	$(BIN)/mkdocs serve
+
+bench: venv ## the core benchmark: ours against plain and transformers' assisted generation
+	$(BIN)/python benchmarks/core.py $(ARGS)
+
+clean: ## remove .venv and everything built (models stay in the user's cache)
+	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
