@@ -1,0 +1,91 @@
+"""The runner protocol: rows of one model, to which tokens are appended and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["Limits", "Prompt", "Runner", "Saved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a runner can hold; None is no limit."""
+
+    context: int | None = None
+    """Tokens of one row."""
+    rows: int | None = None
+    """Rows at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a row starts from."""
+
+    tokens: tuple[int, ...]
+    """The (decoder's) tokens, at least one."""
+    encoder: Mapping[str, Tensor] | None = field(default=None, compare=False)
+    """The encoder's inputs, each [1, ...], e.g. `input_ids` and `attention_mask`, or
+    `input_features`; None for causal models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The cached state of a row that was: what a later prompt with the same beginning reuses."""
+
+    tokens: tuple[int, ...]
+    """The tokens that the state stands for."""
+    state: Any
+    """The engine's own."""
+
+
+class Runner(Protocol):
+    """Rows of one model. Rows are numbered 0 … `rows` − 1 without gaps.
+
+    A row's length is the number of its tokens that are in the cache; `forward` appends, `truncate`
+    takes back. Logits may be borrowed memory, valid until the next forward.
+    """
+
+    name: str
+    """For messages and reports."""
+    vocab: int
+    """Entries of the head."""
+    device: torch.device
+    limits: Limits
+    lengths: list[int]
+    """Cached tokens of every row."""
+
+    def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
+        """Append a row, read its prompt, and return the logits after its last token: [1, vocab].
+
+        What `saved` shares with the prompt is not computed again.
+        """
+
+    def fork(self, row: int) -> None:
+        """Append a row that is a copy of another."""
+
+    def forward(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+        """Append `counts[i]` of `tokens[i]` to every row i.
+
+        Args:
+            tokens: [rows, width] int64, each row's tokens first, then anything.
+            counts: Tokens of every row, in 0 … width.
+
+        Returns:
+            Logits [rows, width, vocab]; those past a row's count mean nothing.
+        """
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Lower every row's length (what is longer already stays out of sight), in O(1)."""
+
+    def release(self, row: int) -> None:
+        """Remove a row; the last row takes its number."""
+
+    def save(self, row: int, tokens: Sequence[int]) -> Saved | None:
+        """Keep a row's state beyond its release; `tokens` are the row's tokens.
+
+        None where the engine cannot."""

@@ -1,0 +1,207 @@
+"""What causal and encoder-decoder runners share: rows in a slot cache."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..base import Limits, Prompt, Saved
+from .capability import (
+    check_supported,
+    context_limit,
+    layer_kinds,
+    model_name,
+    parameters_of,
+    vocab_size,
+)
+from .slot_cache import SlotCache
+
+__all__ = ["TransformersRunner"]
+
+CHUNK = 1024  # prompt tokens that are read in one forward, which bounds its activations
+
+
+class TransformersRunner(ABC):
+    """Rows of one transformers model; see `biglittle.engines.Runner` for the protocol.
+
+    While rows are uniform (a single row always is) the model's own masks and positions are used,
+    so that nothing differs from transformers. Ragged rows get a 4-D mask and positions of their
+    own, one slot index = one position.
+
+    Args:
+        model: A model with attention layers only; put into eval mode.
+        adapters: Whether PEFT adapters inside the model act. False for a draft that is the
+            target's own base model.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, adapters: bool = True) -> None:
+        check_supported(model)
+        model.eval()
+        self.model = model
+        self.name = model_name(model)
+        self.vocab = vocab_size(model)
+        self.device = model.get_input_embeddings().weight.device
+        self.limits = Limits(context=context_limit(model))
+        self.lengths: list[int] = []
+        self._disabled = [] if adapters else _tuner_layers(model)
+        self._parameters = parameters_of(model.forward)
+        self._kinds = dict.fromkeys(layer_kinds(model))
+        self.cache = self._new_cache()
+
+    # What the two kinds of models do differently.
+
+    @abstractmethod
+    def _new_cache(self) -> Any:
+        """An empty cache."""
+
+    @property
+    @abstractmethod
+    def _slots(self) -> SlotCache:
+        """The self-attention part of the cache."""
+
+    @abstractmethod
+    def _call(self, tokens: Tensor, first: int, last: int, ragged: dict[str, Any] | None) -> Any:
+        """Run the model on rows `first` … `last` − 1; `ragged` holds a mask and positions."""
+
+    # The protocol.
+
+    @torch.inference_mode()
+    def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
+        """See `Runner.admit`."""
+        row = len(self.lengths)
+        self._admit_encoder(prompt, row)
+        done = self._restore(prompt, row, saved)
+        self.lengths.append(done)
+        tokens = torch.tensor([prompt.tokens], device=self.device)
+        logits = None
+        for start in range(done, len(prompt.tokens), CHUNK):
+            logits = self._append(tokens[:, start : start + CHUNK], row, keep=1)
+        assert logits is not None, "a prompt has at least one token that is not restored"
+        return logits[:, -1]
+
+    @torch.inference_mode()
+    def fork(self, row: int) -> None:
+        """See `Runner.fork`."""
+        self._slots.copy_row(row, len(self.lengths), self.lengths[row])
+        self.lengths.append(self.lengths[row])
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+        """See `Runner.forward`."""
+        rows, width = tokens.shape
+        start = self.lengths[0]
+        if all(n == start for n in self.lengths) and all(c == width for c in counts):
+            self._slots.window.uniform(0, rows, start, width)
+            logits = self._logits(self._run(tokens, 0, rows, None))
+        else:
+            logits = self._logits(self._run(tokens, 0, rows, self._ragged(rows, width)))
+        self.lengths = [n + c for n, c in zip(self.lengths, counts, strict=True)]
+        return logits
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """See `Runner.truncate`."""
+        self.lengths = [min(a, b) for a, b in zip(self.lengths, lengths, strict=True)]
+
+    @torch.inference_mode()
+    def release(self, row: int) -> None:
+        """See `Runner.release`."""
+        length = self.lengths.pop()
+        if row < len(self.lengths):
+            self._slots.copy_row(len(self.lengths), row, length)
+            self.lengths[row] = length
+
+    @torch.inference_mode()
+    def save(self, row: int, tokens: Sequence[int]) -> Saved | None:
+        """See `Runner.save`."""
+        length = self.lengths[row]
+        return Saved(tuple(tokens[:length]), self._slots.export(row, length))
+
+    # Inside.
+
+    def _admit_encoder(self, prompt: Prompt, row: int) -> None:
+        """Read the encoder's inputs, where there is an encoder."""
+
+    def _restore(self, prompt: Prompt, row: int, saved: Saved | None) -> int:
+        """Put back what `saved` shares with the prompt; returns the number of tokens, leaving at
+        least one to compute the logits from."""
+        if saved is None:
+            return 0
+        shared = 0
+        for ours, theirs in zip(prompt.tokens[:-1], saved.tokens, strict=False):
+            if ours != theirs:
+                break
+            shared += 1
+        if shared:
+            self._slots.restore(row, saved.state, shared)
+        return shared
+
+    def _append(self, tokens: Tensor, row: int, keep: int) -> Tensor:
+        """Append [1, width] tokens to one row; logits [1, ≥ keep, vocab] of the last positions."""
+        start = self.lengths[row]
+        self._slots.window.uniform(row, row + 1, start, tokens.shape[1])
+        self.lengths[row] = start + tokens.shape[1]
+        return self._logits(self._run(tokens, row, row + 1, None, keep))
+
+    def _run(
+        self, tokens: Tensor, first: int, last: int, ragged: dict[str, Any] | None, keep: int = 0
+    ) -> Any:
+        extra = {"logits_to_keep": keep} if keep and "logits_to_keep" in self._parameters else {}
+        with _without(self._disabled):
+            return self._call(tokens, first, last, ragged, **extra)
+
+    def _logits(self, output: Any) -> Tensor:
+        logits: Tensor = output.logits
+        return logits
+
+    def _ragged(self, rows: int, width: int) -> dict[str, Any]:
+        """A mask that lets a query see the slots up to its own, and every token's position."""
+        starts = torch.tensor(self.lengths, device=self.device)
+        slots = starts[:, None] + torch.arange(width, device=self.device)
+        span = max(self.lengths) + width
+        self._slots.window.ragged(rows, slots, span)
+        masks = {kind: self._mask(slots, span, *kind) for kind in self._kinds}
+        mask = next(iter(masks.values()))
+        if len(masks) > 1:
+            mask = {kind[0]: value for kind, value in masks.items()}
+        context = self.limits.context
+        # Padding may lie past the context; what it computes is never read, but must be computable.
+        positions = slots if context is None else slots.clamp(max=context - 1)
+        return {"mask": mask, "positions": positions}
+
+    def _mask(self, slots: Tensor, span: int, kind: str, window: int) -> Any:
+        """[rows, 1, width, span]: bool for sdpa, additive for eager attention."""
+        keys = torch.arange(span, device=self.device)
+        query = slots[:, None, :, None]
+        seen = keys <= query
+        if kind == "chunked_attention":
+            seen &= keys // window == query // window
+        elif window:
+            seen &= keys > query - window
+        if self.model.config._attn_implementation == "sdpa":
+            return seen
+        dtype = self.model.get_input_embeddings().weight.dtype
+        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+def _tuner_layers(model: PreTrainedModel) -> list[Any]:
+    """The modules that PEFT put adapters into."""
+    return [m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "base_layer")]
+
+
+@contextmanager
+def _without(layers: list[Any]) -> Iterator[None]:
+    """Adapters off, and on again as they were."""
+    active = [layer for layer in layers if not layer.disable_adapters]
+    for layer in active:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in active:
+            layer.enable_adapters(True)

@@ -1,0 +1,166 @@
+"""Runner for encoder-decoder models: T5-like, BART-like, Whisper-like."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...errors import ParameterError
+from ..base import Prompt
+from .capability import decoder_config, layer_kinds, relative_bias_modules
+from .runner import TransformersRunner
+from .slot_cache import PairedCache, SlotCache
+
+__all__ = ["Seq2SeqRunner"]
+
+
+class Seq2SeqRunner(TransformersRunner):
+    """Rows of an encoder-decoder model. The encoder runs once a row, when it is admitted, and
+    so do the cross-attention's keys and values."""
+
+    cache: PairedCache
+
+    def __init__(self, model: PreTrainedModel, *, adapters: bool = True) -> None:
+        super().__init__(model, adapters=adapters)
+        self._encoded: list[tuple[int, Tensor | None]] = []  # length and mask [span] of each row
+        self._pending: tuple[Tensor, Tensor | None] | None = None  # of the row being admitted
+        make_ragged(model)
+
+    def _new_cache(self) -> PairedCache:
+        layers = len(layer_kinds(self.model))
+        return PairedCache(layers, wants_positions="decoder_position_ids" not in self._parameters)
+
+    @property
+    def _slots(self) -> SlotCache:
+        return self.cache.self_attention_cache
+
+    def admit(self, prompt: Prompt, saved: Any = None) -> Tensor:
+        """See `Runner.admit`; an encoder's input is not a prefix, so nothing saved is reused."""
+        return super().admit(prompt)
+
+    def save(self, row: int, tokens: Any) -> None:
+        """Encoder-decoder rows start from their own input: there is nothing to go on from."""
+        return None
+
+    @torch.inference_mode()
+    def release(self, row: int) -> None:
+        """See `Runner.release`."""
+        super().release(row)
+        last = self._encoded.pop()
+        if row < len(self._encoded):
+            self.cache.cross_attention_cache.copy_row(len(self._encoded), row, last[0])
+            self._encoded[row] = last
+
+    @torch.inference_mode()
+    def fork(self, row: int) -> None:
+        """See `Runner.fork`."""
+        super().fork(row)
+        length, mask = self._encoded[row]
+        self.cache.cross_attention_cache.copy_row(row, len(self._encoded), length)
+        self._encoded.append((length, mask))
+
+    def _admit_encoder(self, prompt: Prompt, row: int) -> None:
+        if not prompt.encoder:
+            raise ParameterError(f"{self.name} has an encoder; the prompt has no input for it")
+        inputs = {name: value.to(self.device) for name, value in prompt.encoder.items()}
+        mask = inputs.get("attention_mask")
+        hidden = inputs.pop("encoder_outputs", None)
+        if hidden is None:
+            dtype = self.model.get_input_embeddings().weight.dtype
+            inputs = {n: v.to(dtype) if v.is_floating_point() else v for n, v in inputs.items()}
+            hidden = self.model.get_encoder()(**inputs, return_dict=True).last_hidden_state
+        if mask is not None and (mask.shape[1] != hidden.shape[1] or bool(mask.all())):
+            mask = None  # no padding, or (audio) another time scale, which decoders do not mask
+        self._pending = (hidden, mask)
+        self.cache.cross_attention_cache.write_row(row)
+        self._encoded.append((hidden.shape[1], None if mask is None else mask[0].bool()))
+
+    def _call(
+        self,
+        tokens: Tensor,
+        first: int,
+        last: int,
+        ragged: dict[str, Any] | None,
+        **extra: Any,
+    ) -> Any:
+        if ragged is not None:
+            extra["decoder_attention_mask"] = ragged["mask"]
+            if "decoder_position_ids" in self._parameters:
+                extra["decoder_position_ids"] = ragged["positions"]
+        name = "cache" if "cache" in self._parameters else "past_key_values"
+        computed = self._pending is None
+        hidden, mask = self._encoder_view(first, last) if computed else self._pending  # type: ignore[misc]
+        if mask is not None:
+            extra["attention_mask"] = mask
+        self.cache.computed(computed)
+        self._pending = None
+        return self.model(
+            decoder_input_ids=tokens,
+            encoder_outputs=(hidden,),
+            use_cache=True,
+            **{name: self.cache},
+            **extra,
+        )
+
+    def _encoder_view(self, first: int, last: int) -> tuple[Tensor, Tensor | None]:
+        """Stand-in hidden states [rows, span, dim] (the cross-attention states are cached; only
+        their shape is read) and the mask [rows, span] where rows need one."""
+        rows = self._encoded[first:last]
+        span = max(length for length, _ in rows)
+        self.cache.cross_attention_cache.show(first, last, span)
+        weight = self.model.get_input_embeddings().weight
+        size = decoder_config(self.model).hidden_size
+        hidden = weight.new_zeros(1).expand(len(rows), span, size)
+        if all(length == span and mask is None for length, mask in rows):
+            return hidden, None
+        seen = torch.zeros(len(rows), span, dtype=torch.long, device=self.device)
+        for index, (length, mask) in enumerate(rows):
+            seen[index, :length] = 1 if mask is None else mask.long()
+        return hidden, seen
+
+
+def make_ragged(model: PreTrainedModel) -> None:
+    """Let the decoder's positions differ between rows.
+
+    Decoders without a `position_ids` argument compute positions from the cache's length. The slot
+    cache answers with [rows, 1] lengths when rows are ragged; two kinds of modules need help with
+    that shape. Whoever uses the model otherwise sees no change: the help acts on that shape only.
+    """
+    for module in relative_bias_modules(model):
+        if not hasattr(module.compute_bias, "ragged"):
+            module.compute_bias = _ragged_bias(module)
+    embedding = getattr(model.get_decoder(), "embed_positions", None)
+    if isinstance(embedding, nn.Module) and not hasattr(embedding, "_biglittle_ragged"):
+        embedding._biglittle_ragged = embedding.register_forward_hook(_drop_leading)
+
+
+def _ragged_bias(module: Any) -> Any:
+    """T5's relative bias for rows at different lengths: [rows, heads, queries, keys]."""
+    original = module.compute_bias
+
+    def compute_bias(
+        self: Any, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0
+    ) -> Any:
+        if not isinstance(past_seen_tokens, Tensor) or past_seen_tokens.dim() != 2:
+            return original(query_length, key_length, device, past_seen_tokens)
+        queries = past_seen_tokens + torch.arange(query_length, device=past_seen_tokens.device)
+        keys = torch.arange(key_length, device=past_seen_tokens.device)
+        bucket = self._relative_position_bucket(
+            keys[None, None, :] - queries[:, :, None],
+            bidirectional=not self.is_decoder,
+            num_buckets=self.relative_attention_num_buckets,
+            max_distance=self.relative_attention_max_distance,
+        )
+        return self.relative_attention_bias(bucket).permute(0, 3, 1, 2)
+
+    compute_bias.ragged = True  # type: ignore[attr-defined]
+    return types.MethodType(compute_bias, module)
+
+
+def _drop_leading(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """BART's position embedding adds a leading dimension to positions that have rows already."""
+    return output.squeeze(0) if output.dim() == 4 else output

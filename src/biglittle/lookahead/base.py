@@ -1,0 +1,87 @@
+"""The lookahead seam: after each drafted token, go on, stop and keep it, or stop and drop it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..errors import PolicyError
+
+__all__ = ["Decision", "DraftStep", "Lookahead", "check_probability", "check_tokens", "keep_below"]
+
+
+class Decision(IntEnum):
+    """What a lookahead says of the token that was just drafted."""
+
+    CONTINUE = 0
+    KEEP = 1
+    """Stop; the token is sent to verification."""
+    DROP = 2
+    """Stop; the token is given up and the target predicts this position."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """What a drafter knows of one drafted token in every row."""
+
+    index: int
+    """Position in the window, from 0."""
+    tokens: Tensor
+    """The drafted ids, [rows] int64."""
+    confidence: Tensor
+    """The draft's probability of the drafted token, [rows] float32 (1 where a draft has none)."""
+    top: Tensor
+    """The draft's largest probability, [rows] float32."""
+    logits: Tensor | None
+    """The draft's processed logits, [rows, vocab]; None for drafts without a distribution."""
+
+
+class Lookahead(ABC):
+    """When to stop drafting. Frozen: what changes with a row lives in that row's state.
+
+    `tokens` is the hard cap of a window. A member is a frozen dataclass in a module of this
+    package; the module's name is the rule's name in policy strings, its fields are the options.
+    """
+
+    name: ClassVar[str]
+    tokens: int
+
+    def initial(self) -> Any:
+        """The state that a new row starts with."""
+        return None
+
+    def budget(self, state: Any) -> int:
+        """The most tokens to draft for a row this round, in 0 … `tokens`."""
+        return self.tokens
+
+    @abstractmethod
+    def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
+        """A `Decision` for every row of the step, [rows] int8. Must not depend on other rows."""
+
+    def observe(self, state: Any, drafted: int, accepted: int) -> Any:
+        """The state after a round in which `accepted` of `drafted` tokens were accepted."""
+        return state
+
+
+def keep_below(values: Tensor, threshold: float, decision: Decision) -> Tensor:
+    """`decision` where a value is strictly below the threshold, CONTINUE elsewhere; [rows] int8."""
+    return (values < threshold).to(torch.int8) * int(decision)
+
+
+def check_tokens(name: str, tokens: int) -> None:
+    """Raise `PolicyError` unless the window is a whole number from 1 up."""
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+        raise PolicyError(f"{name}: tokens={tokens!r} must be a whole number of at least 1")
+
+
+def check_probability(name: str, option: str, value: float, *, above: bool = False) -> None:
+    """Raise `PolicyError` unless the value is a number in 0 … 1 (or above 1, if allowed)."""
+    if not (value >= 0 and (above or value <= 1)):  # also false for NaN
+        bounds = "at least 0" if above else "between 0 and 1"
+        raise PolicyError(f"{name}: {option}={value!r} must be {bounds}")
