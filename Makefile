@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 CODE := src tests $(wildcard benchmarks)
+# mkdocs-material's announcement of its successor: not about these pages.
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test check format docs bench clean

