@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .timing import Stopwatch
+
 __all__ = ["Limits", "Prompt", "Runner", "Saved"]
 
 
@@ -42,6 +44,16 @@ class Saved:
     state: Any
     """The engine's own."""
 
+    def shared(self, tokens: Sequence[int]) -> int:
+        """How many of a prompt's tokens need not be read again: their common beginning, short of
+        the last one, whose logits are needed."""
+        count = 0
+        for ours, theirs in zip(self.tokens, tokens[:-1], strict=False):
+            if ours != theirs:
+                break
+            count += 1
+        return count
+
 
 class Runner(Protocol):
     """Rows of one model. Rows are numbered 0 … `rows` − 1 without gaps.
@@ -58,6 +70,8 @@ class Runner(Protocol):
     limits: Limits
     lengths: list[int]
     """Cached tokens of every row."""
+    stopwatch: Stopwatch
+    """Runs while the model does."""
 
     def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
         """Append a row, read its prompt, and return the logits after its last token: [1, vocab].

@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from ...errors import UnsupportedModelError
+from ...errors import ParameterError, UnsupportedModelError
 
 __all__ = [
     "base_model",
@@ -23,6 +22,7 @@ __all__ = [
     "model_name",
     "parameters_of",
     "relative_bias_modules",
+    "shallow_model",
     "vocab_size",
 ]
 
@@ -148,17 +148,46 @@ def _rolls_back(model: PreTrainedModel) -> bool:
     return bool(layers) and all(type(layer) in known for layer in layers)
 
 
-def layer_list(model: PreTrainedModel, layers: int) -> tuple[nn.Module, str]:
-    """The module that holds the decoder's list of `layers` layers, and the list's name there."""
-    for module in model.get_decoder().modules():
+def shallow_model(model: PreTrainedModel, layers: int) -> PreTrainedModel:
+    """The model with its first `layers` decoder layers only, sharing every weight.
+
+    Raises:
+        UnsupportedModelError: A model without a list of layers.
+        ParameterError: A number of layers that is not below the model's own.
+    """
+    total = len(layer_kinds(model))
+    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers < total:
+        raise ParameterError(
+            f"early exit after {layers!r} layers: {model_name(model)} has {total}, so give a "
+            f"number from 1 to {total - 1}"
+        )
+    path, name = _layer_list(model, total)
+    clone = root = _shallow_copy(model)
+    for part in filter(None, path.split(".")):
+        child = _shallow_copy(getattr(clone, part))
+        clone._modules[part] = child
+        clone = child
+    clone._modules[name] = nn.ModuleList(list(getattr(clone, name))[:layers])
+    return root
+
+
+def _layer_list(model: PreTrainedModel, layers: int) -> tuple[str, str]:
+    """Path of the module that holds the decoder's list of layers, and the list's name there."""
+    decoder = model.get_decoder()
+    for path, module in model.named_modules():
+        if module is not decoder and not any(module is m for m in decoder.modules()):
+            continue
         for name, child in module.named_children():
             if isinstance(child, nn.ModuleList) and len(child) == layers:
-                return module, name
+                return path, name
     raise UnsupportedModelError(
         f"{model_name(model)} has no list of {layers} layers to exit early from; use a draft model"
     )
 
 
-def compute_dtype(model: PreTrainedModel) -> torch.dtype:
-    """The dtype that the model computes in."""
-    return model.get_input_embeddings().weight.dtype
+def _shallow_copy(module: Any) -> Any:
+    """A module with the same parameters, whose children can be replaced."""
+    clone = module.__class__.__new__(module.__class__)
+    clone.__dict__ = module.__dict__.copy()
+    clone._modules = module._modules.copy()
+    return clone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..base import Limits, Prompt, Saved
+from ..timing import Stopwatch
 from .capability import (
     check_supported,
     context_limit,
     layer_kinds,
     model_name,
     parameters_of,
+    shallow_model,
     vocab_size,
 )
 from .slot_cache import SlotCache
@@ -49,6 +52,7 @@ class TransformersRunner(ABC):
         self.device = model.get_input_embeddings().weight.device
         self.limits = Limits(context=context_limit(model))
         self.lengths: list[int] = []
+        self.stopwatch = Stopwatch(self.device)
         self._disabled = [] if adapters else _tuner_layers(model)
         self._parameters = parameters_of(model.forward)
         self._kinds = dict.fromkeys(layer_kinds(model))
@@ -122,22 +126,28 @@ class TransformersRunner(ABC):
         length = self.lengths[row]
         return Saved(tuple(tokens[:length]), self._slots.export(row, length))
 
+    def early_exit(self, layers: int) -> TransformersRunner:
+        """A runner of the first `layers` layers with the model's final norm and head.
+
+        It shares this runner's weights and, for those layers, its K/V slots: no second copy. Its
+        rows are this runner's; set its `lengths` to this runner's before a forward.
+        """
+        runner = copy.copy(self)
+        runner.model = shallow_model(self.model, layers)
+        runner.name = f"{self.name} (first {layers} layers)"
+        runner.lengths = []
+        runner.stopwatch = Stopwatch(self.device)
+        return runner
+
     # Inside.
 
     def _admit_encoder(self, prompt: Prompt, row: int) -> None:
         """Read the encoder's inputs, where there is an encoder."""
 
     def _restore(self, prompt: Prompt, row: int, saved: Saved | None) -> int:
-        """Put back what `saved` shares with the prompt; returns the number of tokens, leaving at
-        least one to compute the logits from."""
-        if saved is None:
-            return 0
-        shared = 0
-        for ours, theirs in zip(prompt.tokens[:-1], saved.tokens, strict=False):
-            if ours != theirs:
-                break
-            shared += 1
-        if shared:
+        """Put back what `saved` shares with the prompt; how many tokens that is."""
+        shared = 0 if saved is None else saved.shared(prompt.tokens)
+        if saved is not None and shared:
             self._slots.restore(row, saved.state, shared)
         return shared
 
@@ -152,7 +162,7 @@ class TransformersRunner(ABC):
         self, tokens: Tensor, first: int, last: int, ragged: dict[str, Any] | None, keep: int = 0
     ) -> Any:
         extra = {"logits_to_keep": keep} if keep and "logits_to_keep" in self._parameters else {}
-        with _without(self._disabled):
+        with self.stopwatch, _without(self._disabled):
             return self._call(tokens, first, last, ragged, **extra)
 
     def _logits(self, output: Any) -> Tensor:

@@ -1,0 +1,78 @@
+"""A conversation that goes on from its own cached state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .errors import ParameterError
+from .results import Chunk, Result
+
+if TYPE_CHECKING:
+    from .decoding import Row
+    from .pair import Pair
+
+__all__ = ["Chat"]
+
+
+class Chat:
+    """Messages, and the keys and values of the last turn: a next turn reads only what is new.
+
+    Args:
+        pair: The pair that answers.
+        system: The system message.
+        options: Defaults for every turn, as for `Pair.generate`.
+    """
+
+    def __init__(self, pair: Pair, system: str | None, options: dict[str, Any]) -> None:
+        self._pair = pair
+        self._options = options
+        self._saved: Any = None
+        self.messages: list[dict[str, str]] = []
+        if system is not None:
+            self.messages.append({"role": "system", "content": system})
+
+    def send(self, text: str, **options: Any) -> Result:
+        """Say something; the answer. See `Pair.generate` for the options."""
+        for chunk in self.stream(text, **options):
+            if chunk.result is not None:
+                return chunk.result
+        raise AssertionError("a stream ends with a result")
+
+    def stream(self, text: str, **options: Any) -> Iterator[Chunk]:
+        """Say something; the answer as it comes. A turn that is left early is kept as far as it
+        was written."""
+        if not text:
+            raise ParameterError("the message is empty")
+        options = {**self._options, **options}
+        if options.get("n", 1) != 1:
+            raise ParameterError("a chat goes on from one answer: n must be 1")
+        messages = [*self.messages, {"role": "user", "content": text}]
+        request = self._pair.requests(messages, **options)[0]
+        request = dataclasses.replace(request, keep_state=True, saved=self._saved)
+        return self._answer(messages, request)
+
+    def _answer(self, messages: list[dict[str, str]], request: Any) -> Iterator[Chunk]:
+        engine = self._pair.engine()
+        row = engine.admit(request)
+        try:
+            while engine.busy:
+                engine.step()
+                if (chunk := row.take_chunk()) is not None:
+                    yield chunk
+        finally:
+            engine.cancel(row)
+            self._remember(messages, row)
+        if row.error is not None:
+            raise row.error
+
+    def _remember(self, messages: list[dict[str, str]], row: Row) -> None:
+        if row.error is None:
+            self.messages = [*messages, {"role": "assistant", "content": row.result().text}]
+            self._saved = row.saved
+
+    def reset(self) -> None:
+        """Forget all but the system message."""
+        self.messages = [m for m in self.messages[:1] if m["role"] == "system"]
+        self._saved = None

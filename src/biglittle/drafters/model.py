@@ -1,0 +1,180 @@
+"""A little model as the drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..acceptance.base import sample
+from ..decoding.sampling import apply_pointwise
+from ..engines.base import Prompt, Runner, Saved
+from ..lookahead.base import DraftStep
+from .base import Decide, Draft, RowDraft
+
+if TYPE_CHECKING:
+    from ..decoding.rows import Row
+
+__all__ = ["ModelDrafter"]
+
+CHUNK = 512  # tokens of a row that are caught up with in one forward
+
+
+class ModelDrafter:
+    """Drafts with a model of its own, one token of all rows a forward.
+
+    Args:
+        runner: The little model's.
+        vocab: Ids that both models know; none beyond is drafted.
+    """
+
+    def __init__(self, runner: Runner, vocab: int) -> None:
+        self.runner = runner
+        self.vocab = vocab
+        self.context = runner.limits.context
+
+    @property
+    def seconds(self) -> float:
+        """See `Drafter.seconds`."""
+        return self.runner.stopwatch.seconds
+
+    def admit(self, row: Row, saved: Saved | None = None) -> None:
+        """See `Drafter.admit`. Reads all but the pending token."""
+        tokens = row.tokens
+        if not self._readable(tokens):
+            tokens = [0]  # dropped out from the start: the row only keeps its number
+        self.runner.admit(Prompt(tuple(tokens[:-1] or tokens), row.request.prompt.encoder), saved)
+        self._cut(len(self.runner.lengths) - 1, len(tokens) - 1)
+
+    def _cut(self, row: int, length: int) -> None:
+        lengths = list(self.runner.lengths)
+        lengths[row] = min(lengths[row], length)
+        self.runner.truncate(lengths)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """See `Drafter.truncate`."""
+        self.runner.truncate(lengths)
+
+    def release(self, row: int) -> None:
+        """See `Drafter.release`."""
+        self.runner.release(row)
+
+    def save(self, row: int, tokens: Sequence[int]) -> Saved | None:
+        """See `Drafter.save`."""
+        return self.runner.save(row, tokens)
+
+    def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
+        """See `Drafter.propose`."""
+        budgets = [
+            self._clamp(row, length, budget)
+            for row, length, budget in zip(rows, self.runner.lengths, budgets, strict=True)
+        ]
+        drafts = [RowDraft([], [], open=budget > 0) for budget in budgets]
+        keep_q = any(row.pipeline.sampling and row.acceptance.needs_q for row in rows)
+        q: list[Tensor] = []
+        feed = self._unread(rows, drafts)
+        for index in range(max(budgets, default=0)):
+            logits = self._read(feed, drafts)
+            tokens, probabilities, step = self._choose(index, logits, rows, drafts)
+            decisions = decide(step)
+            if keep_q and probabilities is not None:
+                q.append(probabilities)
+            # The one synchronisation of a drafted token.
+            told = torch.stack([tokens.double(), decisions.double(), step.confidence.double()])
+            for i, (token, decision, confidence) in enumerate(told.T.tolist()):
+                if drafts[i].open:
+                    last = index + 1 >= budgets[i] or int(token) in rows[i].request.eos_ids
+                    drafts[i].push(int(token), int(decision), confidence, last=last)
+            if not any(draft.open for draft in drafts):
+                break
+            feed = [[draft.ids[-1]] if draft.open else [] for draft in drafts]
+        return self._finish(drafts, q)
+
+    def _readable(self, tokens: Sequence[int]) -> bool:
+        """Whether they fit in the draft's context and in its vocabulary."""
+        fits = self.context is None or len(tokens) <= self.context
+        return fits and max(tokens) < self.runner.vocab
+
+    def _clamp(self, row: Row, length: int, budget: int) -> int:
+        """A row that fills the draft's context, or holds a token that the draft does not know, is
+        drafted for no longer."""
+        if budget == 0 or max(row.tokens[length:]) >= self.runner.vocab:
+            return 0
+        if self.context is None:
+            return budget
+        return max(0, min(budget, self.context - len(row.tokens) + 1))
+
+    def _unread(self, rows: Sequence[Row], drafts: Sequence[RowDraft]) -> list[list[int]]:
+        """What the model has not read yet: the pending token, and what the target wrote alone."""
+        lengths = self.runner.lengths
+        return [
+            row.tokens[lengths[i] :] if drafts[i].open else [] for i, row in enumerate(rows)
+        ]
+
+    def _read(self, feed: list[list[int]], drafts: Sequence[RowDraft]) -> Tensor:
+        """Append tokens to the rows; the logits after each row's last one, [rows, vocab]."""
+        for draft in drafts:
+            draft.passes += draft.open
+        while max(map(len, feed)) > CHUNK:
+            # A row is never left with nothing to read: its logits come with its last token.
+            now = [tokens[: min(CHUNK, len(tokens) - 1)] for tokens in feed]
+            self._forward(now)
+            feed = [tokens[len(part) :] for tokens, part in zip(feed, now, strict=True)]
+        logits = self._forward(feed)
+        last = torch.tensor([max(len(tokens) - 1, 0) for tokens in feed], device=logits.device)
+        return logits[torch.arange(len(feed), device=logits.device), last, : self.vocab]
+
+    def _forward(self, feed: list[list[int]]) -> Tensor:
+        width = max(map(len, feed))
+        tokens = torch.tensor(
+            [tokens + [0] * (width - len(tokens)) for tokens in feed], device=self.runner.device
+        )
+        return self.runner.forward(tokens, [len(tokens) for tokens in feed])
+
+    def _choose(
+        self, index: int, logits: Tensor, rows: Sequence[Row], drafts: Sequence[RowDraft]
+    ) -> tuple[Tensor, Tensor | None, DraftStep]:
+        """Tokens [rows], their distributions if any row samples, and what the lookahead sees."""
+        logits = self._process(logits, rows, drafts)
+        tokens = logits.argmax(-1)
+        if not any(row.pipeline.sampling for row in rows):
+            scores = logits.float()
+            best = scores.gather(-1, tokens[:, None]).squeeze(-1)
+            top = (best - scores.logsumexp(-1)).exp()
+            return tokens, None, DraftStep(index, tokens, top, top, logits)
+        probabilities = logits.float().softmax(-1)
+        draws = [
+            row.uniforms(1) if row.pipeline.sampling and draft.open else torch.zeros(1).double()
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+        drawn = sample(probabilities, torch.cat(draws).to(logits.device))
+        sampling = torch.tensor([row.pipeline.sampling for row in rows], device=logits.device)
+        tokens = torch.where(sampling, drawn, tokens)
+        confidence = probabilities.gather(-1, tokens[:, None]).squeeze(-1)
+        top = probabilities.amax(-1)
+        return tokens, probabilities, DraftStep(index, tokens, confidence, top, logits)
+
+    def _process(
+        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[RowDraft]
+    ) -> Tensor:
+        """The rows' own processors, but for the user's, which see accepted prefixes only."""
+        pipelines = [row.pipeline for row in rows]
+        if not any(p.prefix or p.pointwise for p in pipelines):
+            return logits
+        first = pipelines[0].pointwise
+        if all(not p.prefix and p.pointwise is first for p in pipelines):
+            return apply_pointwise(first, logits)
+        return torch.stack(
+            [
+                row.pipeline.at(row.tokens + draft.ids, logits[i], custom=False)
+                for i, (row, draft) in enumerate(zip(rows, drafts, strict=True))
+            ]
+        )
+
+    def _finish(self, drafts: list[RowDraft], q: list[Tensor]) -> Draft:
+        draft = Draft(drafts)
+        if q and draft.width:
+            draft.q = torch.stack(q[: draft.width], dim=1)
+        return draft

@@ -1,0 +1,91 @@
+"""Drafts without a model: what followed the last few tokens when they occurred before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..engines.base import Saved
+from ..errors import ParameterError
+from ..lookahead.base import DraftStep
+from .base import Decide, Draft, RowDraft
+
+if TYPE_CHECKING:
+    from ..decoding.rows import Row
+
+__all__ = ["PromptLookupDrafter", "lookup"]
+
+
+class PromptLookupDrafter:
+    """Copies from the row itself: n-gram match, the longest first, its latest occurrence.
+
+    Args:
+        ngram: The longest n-gram to look for.
+        vocab: Ids that may be drafted.
+    """
+
+    context = None
+    seconds = 0.0
+
+    def __init__(self, ngram: int = 3, *, vocab: int) -> None:
+        if isinstance(ngram, bool) or not isinstance(ngram, int) or ngram < 1:
+            raise ParameterError(f"prompt lookup: ngram={ngram!r} must be at least 1")
+        self.ngram = ngram
+        self.vocab = vocab
+
+    def admit(self, row: Row, saved: Saved | None = None) -> None:
+        """Nothing to do: rows hold their own tokens."""
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Nothing to do: nothing is cached."""
+
+    def release(self, row: int) -> None:
+        """Nothing to do: nothing is cached."""
+
+    def save(self, row: int, tokens: Sequence[int]) -> None:
+        """Nothing to keep."""
+        return None
+
+    def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
+        """See `Drafter.propose`. A copied token has no probability; it counts as certain."""
+        found = [
+            self._usable(lookup(row.tokens, self.ngram, budget), row)
+            for row, budget in zip(rows, budgets, strict=True)
+        ]
+        drafts = [RowDraft([], [], open=bool(ids)) for ids in found]
+        sure = torch.ones(len(rows))
+        for index in range(max(map(len, found), default=0)):
+            tokens = [ids[index] if index < len(ids) else 0 for ids in found]
+            decisions = decide(DraftStep(index, torch.tensor(tokens), sure, sure, None)).tolist()
+            for i, draft in enumerate(drafts):
+                if draft.open:
+                    last = index + 1 == len(found[i])
+                    draft.push(tokens[i], decisions[i], 1.0, last=last)
+        return Draft(drafts)
+
+    def _usable(self, ids: list[int], row: Row) -> list[int]:
+        """Up to and with the first EOS, and no further than the shared vocabulary."""
+        for index, token in enumerate(ids):
+            if token >= self.vocab:
+                return ids[:index]
+            if token in row.request.eos_ids:
+                return ids[: index + 1]
+        return ids
+
+
+def lookup(tokens: Sequence[int], ngram: int, count: int) -> list[int]:
+    """Up to `count` tokens that followed the latest earlier occurrence of the longest n-gram
+    (of at most `ngram` tokens) that ends `tokens`; empty where there is none."""
+    if count < 1 or len(tokens) < 2:
+        return []
+    array = np.asarray(tokens)
+    for size in range(min(ngram, len(tokens) - 1), 0, -1):
+        windows = np.lib.stride_tricks.sliding_window_view(array[:-1], size)
+        matches = np.flatnonzero((windows == array[-size:]).all(axis=1))
+        if matches.size:
+            start = int(matches[-1]) + size
+            return [int(token) for token in array[start : start + count]]
+    return []

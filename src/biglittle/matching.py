@@ -1,0 +1,124 @@
+"""Whether two models can work together, found out when the pair is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .engines.transformers.capability import is_seq2seq, model_name, vocab_size
+from .errors import IncompatiblePairError, ParameterError, nearest
+
+__all__ = ["DraftSpec", "check_pair", "parse_draft", "shared_vocab"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """What drafts: one of a model, the target's first layers, or the text so far."""
+
+    model: Any = None
+    layers: int | None = None
+    ngram: int | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether anything does."""
+        return self.model is not None or self.layers is not None or self.ngram is not None
+
+    def __str__(self) -> str:
+        if self.layers is not None:
+            return f"early-exit:layers={self.layers}"
+        if self.ngram is not None:
+            return f"prompt-lookup:ngram={self.ngram}"
+        return "None" if self.model is None else repr(getattr(self.model, "name_or_path", "model"))
+
+
+MODES = {"early-exit": "layers", "prompt-lookup": "ngram"}
+
+
+def parse_draft(draft: Any) -> DraftSpec:
+    """The meaning of `load`'s `draft`.
+
+    Raises:
+        ParameterError: `early-exit` without a number of layers, or an unknown option.
+    """
+    if draft is None:
+        return DraftSpec()
+    if isinstance(draft, DraftSpec):
+        return draft
+    name, _, option = str(draft).partition(":") if isinstance(draft, str) else ("", "", "")
+    if name not in MODES:
+        return DraftSpec(model=draft)
+    wanted = MODES[name]
+    key, _, value = option.partition("=")
+    if not option and name == "prompt-lookup":
+        return DraftSpec(ngram=3)
+    if key != wanted or not value.isdecimal() or int(value) < 1:
+        raise ParameterError(
+            f"draft {draft!r}: write {name}:{wanted}=NUMBER, e.g. {name}:{wanted}=3"
+            f"{nearest(key, [wanted]) if key != wanted else ''}"
+        )
+    return DraftSpec(**{wanted: int(value)})
+
+
+def shared_vocab(head: int, tokenizer: Any) -> int:
+    """Ids that may be emitted: what the head has beyond the tokenizer is padding."""
+    if tokenizer is None:
+        return head
+    return min(head, max(tokenizer.get_vocab().values()) + 1)
+
+
+def check_pair(target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Raise `IncompatiblePairError` for two models that cannot work together."""
+    big, little = model_name(target), model_name(draft)
+    if is_seq2seq(target) != is_seq2seq(draft):
+        kinds = {True: "an encoder-decoder model", False: "a decoder-only model"}
+        raise IncompatiblePairError(
+            f"{big} is {kinds[is_seq2seq(target)]} and {little} is {kinds[is_seq2seq(draft)]}; "
+            "choose a draft of the same kind"
+        )
+    _check_encoder_inputs(target, draft, big, little)
+    if tokenizer is not None and draft_tokenizer is not None:
+        _check_tokenizers(tokenizer, draft_tokenizer, big, little)
+    elif tokenizer is None and not _padded_alike(vocab_size(target), vocab_size(draft)):
+        raise IncompatiblePairError(
+            f"{big} has a vocabulary of {vocab_size(target)} and {little} of {vocab_size(draft)}, "
+            "which is more than padding; choose a draft of the same family"
+        )
+
+
+PADDING = 2048  # heads are padded to multiples of at most this; more is another vocabulary
+
+
+def _padded_alike(one: int, other: int) -> bool:
+    return abs(one - other) < min(PADDING, max(one, other) // 2)
+
+
+def _check_encoder_inputs(target: Any, draft: Any, big: str, little: str) -> None:
+    for name, meaning in (("num_mel_bins", "mel bins"), ("max_source_positions", "audio frames")):
+        one, other = (getattr(m.config, name, None) for m in (target, draft))
+        audio = target.main_input_name != "input_ids"
+        if audio and one != other:
+            raise IncompatiblePairError(
+                f"{big} reads {one} {meaning} and {little} {other}; both encoders must take the "
+                "same input"
+            )
+    if target.main_input_name != draft.main_input_name:
+        raise IncompatiblePairError(
+            f"{big} reads {target.main_input_name} and {little} {draft.main_input_name}; both "
+            "encoders must take the same input"
+        )
+
+
+def _check_tokenizers(one: Any, other: Any, big: str, little: str) -> None:
+    """Every id that both tokenizers know must be the same token."""
+    ours = {index: token for token, index in one.get_vocab().items()}
+    theirs = {index: token for token, index in other.get_vocab().items()}
+    both = ours.keys() & theirs.keys()
+    differ = [index for index in sorted(both) if ours[index] != theirs[index]]
+    if differ:
+        index = differ[0]
+        raise IncompatiblePairError(
+            f"{big} and {little} have different tokenizers: {len(differ)} of {len(both)} ids "
+            f"differ, e.g. id {index} is {ours[index]!r} and {theirs[index]!r}; choose a draft of "
+            "the same family, or draft='prompt-lookup', which needs none"
+        )

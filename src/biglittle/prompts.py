@@ -1,0 +1,179 @@
+"""What a caller may give as a prompt, turned into what a row starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .engines.base import Prompt
+from .errors import ContextError, ParameterError
+
+__all__ = ["PromptLike", "Prompts"]
+
+PromptLike = Any
+"""Text, chat messages, token ids (a list or a tensor), a mapping of encoder inputs; or a list of
+any of these, or a 2-D tensor of token ids."""
+
+
+class Prompts:
+    """Reads prompts for one model.
+
+    Args:
+        tokenizer: May be None; then prompts are token ids or encoder inputs.
+        seq2seq: Whether prompts feed an encoder.
+        start: What the decoder of an encoder-decoder model starts from.
+        vocab: Token ids are below this.
+        context: The most tokens of a row, or None.
+        name: Of the model, for messages.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        seq2seq: bool,
+        start: Sequence[int],
+        vocab: int,
+        context: int | None,
+        name: str,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._seq2seq = seq2seq
+        self._start = tuple(start)
+        self._vocab = vocab
+        self._context = context
+        self._name = name
+
+    def read(self, prompts: PromptLike) -> tuple[list[Prompt], bool]:
+        """All prompts, and whether it is a single one.
+
+        Raises:
+            ParameterError: Something that is no prompt, or an empty one.
+            ContextError: A prompt that leaves no room for a token.
+        """
+        if is_single(prompts):
+            return [self._one(prompts)], True
+        items = list(prompts)
+        if not items:
+            raise ParameterError("there are no prompts: the list is empty")
+        return [self._one(item, index) for index, item in enumerate(items)], False
+
+    def _one(self, prompt: Any, index: int | None = None) -> Prompt:
+        where = "the prompt" if index is None else f"prompt {index}"
+        if isinstance(prompt, Mapping) or self._seq2seq:
+            return self._encoder_prompt(prompt, where)
+        return self._checked(self._ids(prompt, where), where)
+
+    def _ids(self, prompt: Any, where: str) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise ParameterError(f"{where} is empty")
+            return list(self._need_tokenizer(where)(prompt).input_ids)
+        if is_chat(prompt):
+            return self.chat_ids(prompt, where)
+        ids = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+            raise ParameterError(f"{where} is neither text, chat messages nor token ids")
+        return ids
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], where: str = "the chat") -> list[int]:
+        """Token ids of chat messages, ready for the assistant's turn."""
+        tokenizer = self._need_tokenizer(where)
+        if not getattr(tokenizer, "chat_template", None):
+            raise ParameterError(f"{self._name} has no chat template; give text instead")
+        try:
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except Exception as cause:  # templates raise their own errors for roles they refuse
+            raise ParameterError(f"{where}: the chat template refuses it: {cause}") from cause
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _encoder_prompt(self, prompt: Any, where: str) -> Prompt:
+        if not self._seq2seq:
+            raise ParameterError(f"{where} holds encoder inputs, but {self._name} has no encoder")
+        start = self._start
+        if isinstance(prompt, Mapping):
+            inputs = {name: _as_batch(value, where) for name, value in prompt.items()}
+            if "decoder_input_ids" in inputs:
+                start = tuple(inputs.pop("decoder_input_ids")[0].tolist())
+            if not inputs:
+                raise ParameterError(f"{where} has no encoder input")
+        else:
+            ids = torch.tensor([self._ids(prompt, where)], dtype=torch.long)
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if "input_ids" in inputs:
+            self._check_range(inputs["input_ids"][0].tolist(), where)
+        if not start:
+            raise ParameterError(
+                f"{self._name} does not say what its decoder starts from; give "
+                "decoder_input_ids with the encoder's inputs"
+            )
+        return self._checked(list(start), where, inputs)
+
+    def _checked(
+        self, ids: list[int], where: str, encoder: Mapping[str, Tensor] | None = None
+    ) -> Prompt:
+        self._check_range(ids, where)
+        if self._context is not None and len(ids) >= self._context:
+            raise ContextError(
+                f"{where} has {len(ids)} tokens, but {self._name} has a context of "
+                f"{self._context}; shorten it to {self._context - 1} at most"
+            )
+        return Prompt(tuple(ids), encoder)
+
+    def _check_range(self, ids: list[int], where: str) -> None:
+        if not ids:
+            raise ParameterError(f"{where} is empty")
+        outside = [token for token in ids if not 0 <= token < self._vocab]
+        if outside:
+            raise ParameterError(
+                f"{where}: token id {outside[0]} is outside the vocabulary of {self._vocab}"
+            )
+
+    def _need_tokenizer(self, where: str) -> Any:
+        if self._tokenizer is None:
+            raise ParameterError(
+                f"{where} is text, but the pair has no tokenizer; pass tokenizer= to load, or "
+                "give token ids"
+            )
+        return self._tokenizer
+
+
+def is_chat(prompt: Any) -> bool:
+    """Whether it is a list of chat messages."""
+    return (
+        isinstance(prompt, Sequence)
+        and not isinstance(prompt, str)
+        and bool(prompt)
+        and all(isinstance(m, Mapping) and "role" in m for m in prompt)
+    )
+
+
+def is_single(prompt: Any) -> bool:
+    """Whether it is one prompt, rather than a list of prompts."""
+    if isinstance(prompt, str | Mapping) or is_chat(prompt):
+        return True
+    if isinstance(prompt, Tensor):
+        return prompt.dim() == 1
+    if not isinstance(prompt, Sequence):
+        raise ParameterError(
+            f"a prompt is text, chat messages, token ids or encoder inputs, not "
+            f"{type(prompt).__name__}"
+        )
+    return bool(prompt) and isinstance(prompt[0], int)
+
+
+def _as_batch(value: Any, where: str) -> Tensor:
+    """An encoder input with its leading dimension of one."""
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    if tensor.dim() in (1, 2) and tensor.is_floating_point():  # e.g. mel features without a batch
+        tensor = tensor[None]
+    elif tensor.dim() == 1:
+        tensor = tensor[None]
+    if tensor.shape[0] != 1:
+        raise ParameterError(f"{where}: give encoder inputs one row at a time, as a list of mappings")
+    return tensor
