@@ -1,10 +1,10 @@
 """Generation with two models: a little one writes and a big one corrects.
 
-    import biglittle
+import biglittle
 
-    pair = biglittle.load("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct")
-    result = pair.generate([{"role": "user", "content": "Reverse a string in Python."}])
-    print(result.text, result.stats.acceptance_rate)
+pair = biglittle.load("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct")
+result = pair.generate([{"role": "user", "content": "Reverse a string in Python."}])
+print(result.text, result.stats.acceptance_rate)
 """
 
 from .chat import Chat

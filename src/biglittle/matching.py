@@ -64,7 +64,7 @@ def shared_vocab(head: int, tokenizer: Any) -> int:
     """Ids that may be emitted: what the head has beyond the tokenizer is padding."""
     if tokenizer is None:
         return head
-    return min(head, max(tokenizer.get_vocab().values()) + 1)
+    return min(head, 1 + max(map(int, tokenizer.get_vocab().values())))
 
 
 def check_pair(target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> None:

@@ -6,21 +6,20 @@ import asyncio
 import dataclasses
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .chat import Chat
-from .decoding import Engine, Request, Row
+from .decoding import Engine, Request
 from .decoding.sampling import resolve
 from .drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter
-from .engines import Runner
 from .engines.transformers import make_runner
-from .engines.transformers.capability import base_model, is_seq2seq
+from .engines.transformers.capability import base_model, embedding_weight, is_seq2seq
 from .engines.transformers.loading import load_model, load_tokenizer
-from .errors import IncompatiblePairError, ParameterError, PolicyError, RowError
+from .errors import ParameterError, PolicyError
 from .matching import DraftSpec, check_pair, parse_draft, shared_vocab
 from .params import GenerationParams, make_params
 from .policy import Policy, PolicyLike, parse_policy
@@ -71,7 +70,7 @@ def load(
     """
     chosen = None if policy is None else parse_policy(policy)
     spec = parse_draft(draft)
-    options = {"trust_remote_code": trust_remote_code}
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     own = tokenizer if tokenizer is not None else load_tokenizer(target, **options)
     big = load_model(target, dtype=dtype, device=device, adapter=adapter, **options)
     little, little_tokenizer = None, None
@@ -83,9 +82,7 @@ def load(
             device=device if draft_device is None else draft_device,
             **options,
         )
-    return Pair(
-        big, dataclasses.replace(spec, model=little), own, little_tokenizer, policy=chosen
-    )
+    return Pair(big, dataclasses.replace(spec, model=little), own, little_tokenizer, policy=chosen)
 
 
 class Pair:
@@ -287,7 +284,7 @@ class Pair:
                 context=self._limits.context,
                 vocab=self.vocab,
                 tokenizer=self.tokenizer,
-                device=self.target.get_input_embeddings().weight.device,
+                device=embedding_weight(self.target).device,
             )
             # One tuple of processors for all rows lets the loop run them on all rows at once.
             pointwise = settings.pipeline.pointwise if pointwise is None else pointwise

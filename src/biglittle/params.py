@@ -82,7 +82,7 @@ class GenerationParams:
                 f"min_new_tokens={self.min_new_tokens} is above max_new_tokens="
                 f"{self.max_new_tokens}"
             )
-        if any(not isinstance(s, str) or not s for s in self.stop_strings):
+        if not all(type(s) is str and s for s in self.stop_strings):
             raise ParameterError("stop: a stop string must be text of at least one character")
         if any(not len(words) for words in self.bad_words):
             raise ParameterError("bad_words: an entry is empty")
@@ -137,9 +137,7 @@ def _whole(name: str, value: Any, low: int) -> None:
         raise ParameterError(f"{name}={value!r} must be a whole number of at least {low}")
 
 
-def _number(
-    name: str, value: Any, low: float, high: float, *, open_low: bool = False
-) -> None:
+def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
     if value is None:
         return
     good = isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,7 +17,7 @@ import dataclasses
 import importlib
 import pkgutil
 from dataclasses import dataclass
-from typing import Any, Union, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from . import lookahead as lookahead_package
 from .acceptance import Acceptance, Bild, Exact
@@ -87,7 +87,7 @@ class Policy:
         return f"{text}+{_print_part(self.acceptance.name, self.acceptance)}"
 
 
-PolicyLike = Union[str, Policy]
+PolicyLike = str | Policy
 
 ACCEPTANCES: dict[str, type[Acceptance]] = {"exact": Exact, "bild": Bild}
 ALIASES = {"confidence": "dynamic", "constant": "static"}
@@ -140,7 +140,9 @@ def _lookahead_type(name: str) -> type[Lookahead]:
     known = lookahead_names()
     if module not in known:
         names = sorted({"none", "bild", *NAMED, *known})
-        raise PolicyError(f"unknown policy {name!r}; known: {', '.join(names)}{nearest(name, names)}")
+        raise PolicyError(
+            f"unknown policy {name!r}; known: {', '.join(names)}{nearest(name, names)}"
+        )
     found = importlib.import_module(f"{lookahead_package.__name__}.{module}")
     for value in vars(found).values():
         if isinstance(value, type) and issubclass(value, Lookahead) and value is not Lookahead:

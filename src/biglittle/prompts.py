@@ -170,10 +170,12 @@ def is_single(prompt: Any) -> bool:
 def _as_batch(value: Any, where: str) -> Tensor:
     """An encoder input with its leading dimension of one."""
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    if tensor.dim() in (1, 2) and tensor.is_floating_point():  # e.g. mel features without a batch
-        tensor = tensor[None]
-    elif tensor.dim() == 1:
+    if (
+        tensor.dim() in (1, 2) and tensor.is_floating_point()
+    ) or tensor.dim() == 1:  # e.g. mel features without a batch
         tensor = tensor[None]
     if tensor.shape[0] != 1:
-        raise ParameterError(f"{where}: give encoder inputs one row at a time, as a list of mappings")
+        raise ParameterError(
+            f"{where}: give encoder inputs one row at a time, as a list of mappings"
+        )
     return tensor

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 __all__ = ["Chunk", "FinishReason", "Origin", "Result", "Round", "Stats", "TokenLogprob"]
 
 
-class Origin(str, Enum):
+class Origin(StrEnum):
     """Which model a token came from."""
 
     ACCEPTED = "accepted"
@@ -21,7 +21,7 @@ class Origin(str, Enum):
     """Written by the target: after an accepted window, at a fallback, or without a draft."""
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a row ended."""
 
     EOS = "eos"

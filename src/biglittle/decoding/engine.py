@@ -130,11 +130,14 @@ class Engine:
         """Every row's lookahead on the token that was just drafted, [rows] int8."""
         groups = by_key([row.lookahead for row in self.rows])
         if len(groups) == 1:
-            return groups[0][0].decide(step, [row.lookahead_state for row in self.rows])
+            rule = groups[0][0]
+            return rule.decide(step, [row.lookahead_state for row in self.rows])  # type: ignore[no-any-return]
         decisions = torch.zeros_like(step.tokens, dtype=torch.int8)
         for rule, indices in groups:
             if rule is not None:
-                states = [row.lookahead_state if row.lookahead == rule else None for row in self.rows]
+                states = [
+                    row.lookahead_state if row.lookahead == rule else None for row in self.rows
+                ]
                 decisions[indices] = rule.decide(step, states)[indices]
         return decisions
 

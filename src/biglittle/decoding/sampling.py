@@ -77,9 +77,7 @@ def apply_pointwise(processors: Sequence[Processor], logits: Tensor) -> Tensor:
     return flat.view(logits.shape)
 
 
-def process_block(
-    rows: Sequence[Row], drafts: Sequence[Sequence[int]], logits: Tensor
-) -> Tensor:
+def process_block(rows: Sequence[Row], drafts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
     """Processed scores of a block, for rows without processors of the user's.
 
     Args:

@@ -43,7 +43,7 @@ class EarlyExitDrafter(ModelDrafter):
 
     def save(self, row: int, tokens: Sequence[int]) -> None:
         """Nothing to keep: the rows are the target's."""
-        return None
+        return
 
     def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
         """See `Drafter.propose`."""

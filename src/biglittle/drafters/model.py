@@ -109,9 +109,7 @@ class ModelDrafter:
     def _unread(self, rows: Sequence[Row], drafts: Sequence[RowDraft]) -> list[list[int]]:
         """What the model has not read yet: the pending token, and what the target wrote alone."""
         lengths = self.runner.lengths
-        return [
-            row.tokens[lengths[i] :] if drafts[i].open else [] for i, row in enumerate(rows)
-        ]
+        return [row.tokens[lengths[i] :] if drafts[i].open else [] for i, row in enumerate(rows)]
 
     def _read(self, feed: list[list[int]], drafts: Sequence[RowDraft]) -> Tensor:
         """Append tokens to the rows; the logits after each row's last one, [rows, vocab]."""
@@ -156,9 +154,7 @@ class ModelDrafter:
         top = probabilities.amax(-1)
         return tokens, probabilities, DraftStep(index, tokens, confidence, top, logits)
 
-    def _process(
-        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[RowDraft]
-    ) -> Tensor:
+    def _process(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[RowDraft]) -> Tensor:
         """The rows' own processors, but for the user's, which see accepted prefixes only."""
         pipelines = [row.pipeline for row in rows]
         if not any(p.prefix or p.pointwise for p in pipelines):

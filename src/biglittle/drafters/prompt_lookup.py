@@ -27,14 +27,18 @@ class PromptLookupDrafter:
         vocab: Ids that may be drafted.
     """
 
-    context = None
-    seconds = 0.0
+    context: int | None = None
 
     def __init__(self, ngram: int = 3, *, vocab: int) -> None:
-        if isinstance(ngram, bool) or not isinstance(ngram, int) or ngram < 1:
-            raise ParameterError(f"prompt lookup: ngram={ngram!r} must be at least 1")
+        if ngram < 1:
+            raise ParameterError(f"prompt lookup: ngram={ngram} must be at least 1")
         self.ngram = ngram
         self.vocab = vocab
+
+    @property
+    def seconds(self) -> float:
+        """No model, no time."""
+        return 0.0
 
     def admit(self, row: Row, saved: Saved | None = None) -> None:
         """Nothing to do: rows hold their own tokens."""
@@ -47,7 +51,7 @@ class PromptLookupDrafter:
 
     def save(self, row: int, tokens: Sequence[int]) -> None:
         """Nothing to keep."""
-        return None
+        return
 
     def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
         """See `Drafter.propose`. A copied token has no probability; it counts as certain."""

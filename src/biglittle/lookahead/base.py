@@ -76,7 +76,7 @@ def keep_below(values: Tensor, threshold: float, decision: Decision) -> Tensor:
 
 def check_tokens(name: str, tokens: int) -> None:
     """Raise `PolicyError` unless the window is a whole number from 1 up."""
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+    if type(tokens) is not int or tokens < 1:  # a bool is an int, but no number of tokens
         raise PolicyError(f"{name}: tokens={tokens!r} must be a whole number of at least 1")
 
 

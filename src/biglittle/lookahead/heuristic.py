@@ -46,6 +46,7 @@ class Heuristic(Lookahead):
 
     def observe(self, state: Any, drafted: int, accepted: int) -> int:
         """γ for the next round."""
+        gamma = int(state)
         if not drafted:
-            return int(state)
-        return min(state + 2, self.tokens) if accepted == drafted else max(state - 1, 1)
+            return gamma
+        return min(gamma + 2, self.tokens) if accepted == drafted else max(gamma - 1, 1)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -17,6 +17,7 @@ __all__ = [
     "check_supported",
     "context_limit",
     "decoder_config",
+    "embedding_weight",
     "is_seq2seq",
     "layer_kinds",
     "model_name",
@@ -66,6 +67,13 @@ def vocab_size(model: PreTrainedModel) -> int:
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     return int(weight.shape[0] if weight is not None else decoder_config(model).vocab_size)
+
+
+def embedding_weight(model: PreTrainedModel) -> Tensor:
+    """The input embedding: where the model's inputs go, and the dtype that it computes in."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def relative_bias_modules(model: PreTrainedModel) -> list[Any]:
@@ -156,13 +164,14 @@ def shallow_model(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         ParameterError: A number of layers that is not below the model's own.
     """
     total = len(layer_kinds(model))
-    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers < total:
+    if not 1 <= layers < total:
         raise ParameterError(
-            f"early exit after {layers!r} layers: {model_name(model)} has {total}, so give a "
+            f"early exit after {layers} layers: {model_name(model)} has {total}, so give a "
             f"number from 1 to {total - 1}"
         )
     path, name = _layer_list(model, total)
-    clone = root = _shallow_copy(model)
+    root: PreTrainedModel = _shallow_copy(model)
+    clone: Any = root
     for part in filter(None, path.split(".")):
         child = _shallow_copy(getattr(clone, part))
         clone._modules[part] = child

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..base import Prompt
 from .runner import TransformersRunner
 from .slot_cache import SlotCache
 
@@ -23,6 +24,9 @@ class CausalRunner(TransformersRunner):
     @property
     def _slots(self) -> SlotCache:
         return self.cache
+
+    def _admit_encoder(self, prompt: Prompt, row: int) -> None:
+        """There is none."""
 
     def _call(
         self,

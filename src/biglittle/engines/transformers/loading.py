@@ -87,7 +87,9 @@ def load_model(
     options: dict[str, Any] = {"dtype": kind, "trust_remote_code": trust_remote_code}
     if file is not None:
         options["gguf_file"] = file
-    model = _guarded(source, lambda: _model_class(folder, options).from_pretrained(folder, **options))
+    model = _guarded(
+        source, lambda: _model_class(folder, options).from_pretrained(folder, **options)
+    )
     if kind == "auto" and where.type == "cpu" and model.dtype == torch.float16:
         model = model.to(torch.bfloat16)
     model = model.to(where)

@@ -17,6 +17,7 @@ from ..timing import Stopwatch
 from .capability import (
     check_supported,
     context_limit,
+    embedding_weight,
     layer_kinds,
     model_name,
     parameters_of,
@@ -49,7 +50,7 @@ class TransformersRunner(ABC):
         self.model = model
         self.name = model_name(model)
         self.vocab = vocab_size(model)
-        self.device = model.get_input_embeddings().weight.device
+        self.device = embedding_weight(model).device
         self.limits = Limits(context=context_limit(model))
         self.lengths: list[int] = []
         self.stopwatch = Stopwatch(self.device)
@@ -141,6 +142,7 @@ class TransformersRunner(ABC):
 
     # Inside.
 
+    @abstractmethod
     def _admit_encoder(self, prompt: Prompt, row: int) -> None:
         """Read the encoder's inputs, where there is an encoder."""
 
@@ -195,13 +197,15 @@ class TransformersRunner(ABC):
             seen &= keys > query - window
         if self.model.config._attn_implementation == "sdpa":
             return seen
-        dtype = self.model.get_input_embeddings().weight.dtype
+        dtype = embedding_weight(self.model).dtype
         return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
 
 
 def _tuner_layers(model: PreTrainedModel) -> list[Any]:
     """The modules that PEFT put adapters into."""
-    return [m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "base_layer")]
+    return [
+        m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "base_layer")
+    ]
 
 
 @contextmanager

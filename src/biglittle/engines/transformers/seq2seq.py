@@ -11,11 +11,13 @@ from transformers import PreTrainedModel
 
 from ...errors import ParameterError
 from ..base import Prompt
-from .capability import decoder_config, layer_kinds, relative_bias_modules
+from .capability import decoder_config, embedding_weight, layer_kinds, relative_bias_modules
 from .runner import TransformersRunner
 from .slot_cache import PairedCache, SlotCache
 
 __all__ = ["Seq2SeqRunner"]
+
+MARK = "_biglittle_ragged"  # on modules that were helped already
 
 
 class Seq2SeqRunner(TransformersRunner):
@@ -36,7 +38,7 @@ class Seq2SeqRunner(TransformersRunner):
 
     @property
     def _slots(self) -> SlotCache:
-        return self.cache.self_attention_cache
+        return self.cache.own
 
     def admit(self, prompt: Prompt, saved: Any = None) -> Tensor:
         """See `Runner.admit`; an encoder's input is not a prefix, so nothing saved is reused."""
@@ -44,7 +46,7 @@ class Seq2SeqRunner(TransformersRunner):
 
     def save(self, row: int, tokens: Any) -> None:
         """Encoder-decoder rows start from their own input: there is nothing to go on from."""
-        return None
+        return
 
     @torch.inference_mode()
     def release(self, row: int) -> None:
@@ -52,7 +54,7 @@ class Seq2SeqRunner(TransformersRunner):
         super().release(row)
         last = self._encoded.pop()
         if row < len(self._encoded):
-            self.cache.cross_attention_cache.copy_row(len(self._encoded), row, last[0])
+            self.cache.cross.copy_row(len(self._encoded), row, last[0])
             self._encoded[row] = last
 
     @torch.inference_mode()
@@ -60,7 +62,7 @@ class Seq2SeqRunner(TransformersRunner):
         """See `Runner.fork`."""
         super().fork(row)
         length, mask = self._encoded[row]
-        self.cache.cross_attention_cache.copy_row(row, len(self._encoded), length)
+        self.cache.cross.copy_row(row, len(self._encoded), length)
         self._encoded.append((length, mask))
 
     def _admit_encoder(self, prompt: Prompt, row: int) -> None:
@@ -70,13 +72,13 @@ class Seq2SeqRunner(TransformersRunner):
         mask = inputs.get("attention_mask")
         hidden = inputs.pop("encoder_outputs", None)
         if hidden is None:
-            dtype = self.model.get_input_embeddings().weight.dtype
+            dtype = embedding_weight(self.model).dtype
             inputs = {n: v.to(dtype) if v.is_floating_point() else v for n, v in inputs.items()}
             hidden = self.model.get_encoder()(**inputs, return_dict=True).last_hidden_state
         if mask is not None and (mask.shape[1] != hidden.shape[1] or bool(mask.all())):
             mask = None  # no padding, or (audio) another time scale, which decoders do not mask
         self._pending = (hidden, mask)
-        self.cache.cross_attention_cache.write_row(row)
+        self.cache.cross.write_row(row)
         self._encoded.append((hidden.shape[1], None if mask is None else mask[0].bool()))
 
     def _call(
@@ -111,8 +113,8 @@ class Seq2SeqRunner(TransformersRunner):
         their shape is read) and the mask [rows, span] where rows need one."""
         rows = self._encoded[first:last]
         span = max(length for length, _ in rows)
-        self.cache.cross_attention_cache.show(first, last, span)
-        weight = self.model.get_input_embeddings().weight
+        self.cache.cross.show(first, last, span)
+        weight = embedding_weight(self.model)
         size = decoder_config(self.model).hidden_size
         hidden = weight.new_zeros(1).expand(len(rows), span, size)
         if all(length == span and mask is None for length, mask in rows):
@@ -134,8 +136,9 @@ def make_ragged(model: PreTrainedModel) -> None:
         if not hasattr(module.compute_bias, "ragged"):
             module.compute_bias = _ragged_bias(module)
     embedding = getattr(model.get_decoder(), "embed_positions", None)
-    if isinstance(embedding, nn.Module) and not hasattr(embedding, "_biglittle_ragged"):
-        embedding._biglittle_ragged = embedding.register_forward_hook(_drop_leading)
+    if isinstance(embedding, nn.Module) and not hasattr(embedding, MARK):
+        embedding.register_forward_hook(_drop_leading)
+        setattr(embedding, MARK, True)
 
 
 def _ragged_bias(module: Any) -> Any:

@@ -7,7 +7,7 @@ which makes what attention reads a view of the storage.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class SlotLayer(CacheLayerMixin):
     is_sliding = False  # windows are the mask's business: a slot is kept until overwritten
 
     def __init__(self, window: Window) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.window = window
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -134,7 +134,8 @@ class SlotCache(Cache):
     """
 
     def __init__(self, *, wants_positions: bool = False) -> None:
-        super().__init__(layers=[])
+        self.slots: list[SlotLayer] = []
+        super().__init__(layers=cast(Any, self.slots))  # one list, two names: ours is typed
         self.window = Window()
         self.wants_positions = wants_positions
 
@@ -147,12 +148,13 @@ class SlotCache(Cache):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Append to one layer; see `SlotLayer.update`."""
-        while len(self.layers) <= layer_idx:
-            self.layers.append(self._new_layer())
-        return self.layers[layer_idx].update(key_states, value_states)
+        self._reach(layer_idx + 1)
+        return self.slots[layer_idx].update(key_states, value_states)
 
-    def _new_layer(self) -> SlotLayer:
-        return SlotLayer(self.window)
+    def _reach(self, layers: int) -> None:
+        """Have at least so many layers."""
+        while len(self.slots) < layers:
+            self.slots.append(SlotLayer(self.window))
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
         """The rows' common length; for ragged rows their lengths [rows, 1] if positions are
@@ -172,18 +174,17 @@ class SlotCache(Cache):
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy a row's first `length` slots to another row, in every layer."""
-        for layer in self.layers:
+        for layer in self.slots:
             layer.copy_row(source, target, length)
 
     def export(self, row: int, length: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of a row's keys and values, a pair a layer."""
-        return [layer.export(row, length) for layer in self.layers]
+        return [layer.export(row, length) for layer in self.slots]
 
     def restore(self, row: int, state: list[tuple[Tensor, Tensor]], length: int) -> None:
         """Write the first `length` slots of an exported row to a row."""
-        while len(self.layers) < len(state):
-            self.layers.append(self._new_layer())
-        for layer, (keys, values) in zip(self.layers, state, strict=True):
+        self._reach(len(state))
+        for layer, (keys, values) in zip(self.slots, state, strict=True):
             layer.restore(row, keys[:, :length], values[:, :length])
 
 
@@ -195,7 +196,7 @@ class CrossLayer(CacheLayerMixin):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.row = 0
         self.storage = SlotLayer(Window())
 
@@ -235,41 +236,41 @@ class CrossCache(Cache):
     """The cross-attention cache of one encoder-decoder model."""
 
     def __init__(self, layers: int) -> None:
-        super().__init__(layers=[CrossLayer() for _ in range(layers)])
+        self.crossings = [CrossLayer() for _ in range(layers)]
+        super().__init__(layers=cast(Any, self.crossings))
 
     def write_row(self, row: int) -> None:
         """Send what the next forward computes to this row."""
-        for layer in self.layers:
+        for layer in self.crossings:
             layer.row = row
 
     def show(self, first: int, last: int, span: int) -> None:
         """Let the model see rows `first` … `last` − 1, `span` slots of each."""
-        for layer in self.layers:
+        for layer in self.crossings:
             layer.show(first, last, span)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy a row's first `length` slots to another row."""
-        for layer in self.layers:
+        for layer in self.crossings:
             layer.storage.copy_row(source, target, length)
 
 
 class PairedCache(EncoderDecoderCache):
     """Self-attention slots and cross-attention states, as encoder-decoder models expect them."""
 
-    self_attention_cache: SlotCache
-    cross_attention_cache: CrossCache
-
     def __init__(self, layers: int, *, wants_positions: bool) -> None:
-        super().__init__(SlotCache(wants_positions=wants_positions), CrossCache(layers))
+        self.own = SlotCache(wants_positions=wants_positions)
+        self.cross = CrossCache(layers)
+        super().__init__(self.own, self.cross)
         self.computed(True)
 
     def computed(self, done: bool) -> None:
         """Say whether cross-attention states are there, or to be computed by the next forward."""
-        self.is_updated = dict.fromkeys(range(len(self.cross_attention_cache)), done)
+        self.is_updated = dict.fromkeys(range(len(self.cross.crossings)), done)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """The position of the first query."""
-        return self.self_attention_cache.get_query_offset(layer_idx)
+        return self.own.get_query_offset(layer_idx)
 
 
 def _grown(states: Tensor, rows: int, slots: int) -> Tensor:
