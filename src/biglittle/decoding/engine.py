@@ -339,7 +339,7 @@ class Engine:
                 row.stats.reused_tokens = len(prompt.tokens)
             else:
                 saved = row.request.saved[0] if row.request.saved else None
-                logits = self.target.admit(prompt, saved)
+                logits = self.target.admit(prompt, saved).clone()  # borrowed until the next one
                 row.stats.reused_tokens = saved.shared(prompt.tokens) if saved else 0
                 row.stats.target_passes += 1
                 known[id(prompt)] = len(self.rows), logits
