@@ -8,7 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
 
 from ...errors import ParameterError, UnsupportedModelError
 
@@ -90,7 +95,8 @@ def context_limit(model: PreTrainedModel) -> int | None:
     if is_seq2seq(model) and relative_bias_modules(model):
         return None
     config = decoder_config(model)
-    for name in ("max_target_positions", "max_position_embeddings", "n_positions"):
+    names = ("max_target_positions", "max_decoder_position_embeddings")
+    for name in (*names, "max_position_embeddings", "n_positions"):
         limit = getattr(config, name, None)
         if isinstance(limit, int) and limit > 0:
             return limit
@@ -132,7 +138,7 @@ def check_supported(model: PreTrainedModel) -> None:
             f"{name} ({kind}) has no language-model head; load it with "
             "AutoModelForCausalLM or AutoModelForSeq2SeqLM"
         )
-    if getattr(model, "_is_stateful", False) or not _rolls_back(model):
+    if not _rolls_back(model):
         raise UnsupportedModelError(
             f"{name} ({kind}) keeps a recurrent or compressed state that cannot be rolled back; "
             "use a model whose layers are all attention, or plain transformers"
@@ -148,11 +154,15 @@ def check_supported(model: PreTrainedModel) -> None:
 
 
 def _rolls_back(model: PreTrainedModel) -> bool:
+    kinds = set(getattr(decoder_config(model), "layer_types", None) or ["unknown"])
+    if getattr(model, "_is_stateful", False) and not kinds <= {"full_attention", *SLIDING}:
+        return False
     try:
         layers = DynamicCache(config=model.config).layers
     except (AttributeError, KeyError, NotImplementedError, TypeError, ValueError):
         return False  # transformers has no attention cache for it
-    known = (DynamicLayer, DynamicSlidingWindowLayer)
+    # A dummy layer is one that attends to an earlier layer's keys and values.
+    known = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
     return bool(layers) and all(type(layer) in known for layer in layers)
 
 

@@ -8,10 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import MoEModelOutput
 
 from ...errors import ParameterError
 from ..base import Prompt
-from .capability import decoder_config, embedding_weight, layer_kinds, relative_bias_modules
+from .capability import (
+    decoder_config,
+    embedding_weight,
+    layer_kinds,
+    parameters_of,
+    relative_bias_modules,
+)
 from .runner import TransformersRunner
 from .slot_cache import PairedCache, SlotCache
 
@@ -102,7 +109,8 @@ class Seq2SeqRunner(TransformersRunner):
         self._pending = None
         return self.model(
             decoder_input_ids=tokens,
-            encoder_outputs=(hidden,),
+            # the output that has every field which models look for
+            encoder_outputs=MoEModelOutput(last_hidden_state=hidden),
             use_cache=True,
             **{name: self.cache},
             **extra,
@@ -144,6 +152,13 @@ def make_ragged(model: PreTrainedModel) -> None:
 def _ragged_bias(module: Any) -> Any:
     """T5's relative bias for rows at different lengths: [rows, heads, queries, keys]."""
     original = module.compute_bias
+    known = parameters_of(module._relative_position_bucket)  # UMT5 keeps the rest to itself
+    settings = {
+        "bidirectional": not module.is_decoder,
+        "num_buckets": module.relative_attention_num_buckets,
+        "max_distance": module.relative_attention_max_distance,
+    }
+    settings = {name: value for name, value in settings.items() if name in known}
 
     def compute_bias(
         self: Any, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0
@@ -153,10 +168,7 @@ def _ragged_bias(module: Any) -> Any:
         queries = past_seen_tokens + torch.arange(query_length, device=past_seen_tokens.device)
         keys = torch.arange(key_length, device=past_seen_tokens.device)
         bucket = self._relative_position_bucket(
-            keys[None, None, :] - queries[:, :, None],
-            bidirectional=not self.is_decoder,
-            num_buckets=self.relative_attention_num_buckets,
-            max_distance=self.relative_attention_max_distance,
+            keys[None, None, :] - queries[:, :, None], **settings
         )
         return self.relative_attention_bias(bucket).permute(0, 3, 1, 2)
 
