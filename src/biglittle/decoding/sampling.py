@@ -57,7 +57,7 @@ class Pipeline:
             [vocab] float32.
         """
         ids = torch.tensor([prefix], dtype=torch.long, device=logits.device)
-        scores = logits[None].float()
+        scores = logits[None].to(torch.float32, copy=True)  # processors may write in place
         for processor in (*self.prefix, *(self.custom if custom else ()), *self.pointwise):
             scores = processor(ids, scores)
         if custom and self.custom and not bool((scores > float("-inf")).any()):
