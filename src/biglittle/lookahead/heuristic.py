@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from .base import Decision, DraftStep, Lookahead, check_tokens
+from .base import Decision, DraftStep, Lookahead, check_probability, check_tokens, keep_below
 
 __all__ = ["Heuristic"]
 
@@ -21,16 +20,20 @@ class Heuristic(Lookahead):
     """γ += 2 when every drafted token was accepted, otherwise γ −= 1, not below 1.
 
     `start` is the first γ of every request (transformers calls the variant that starts anew
-    "heuristic_transient"), so that a request's result does not depend on earlier ones.
+    "heuristic_transient"), so that a request's result does not depend on earlier ones. With a
+    `threshold`, drafting also stops after a token whose probability is below it, as in
+    `Confidence`; what was drafted until then counts as the whole window.
     """
 
     name: ClassVar[str] = "heuristic"
     start: int = 5
     tokens: int = LIMIT
+    threshold: float = 0.0
 
     def __post_init__(self) -> None:
         check_tokens(self.name, self.tokens)
         check_tokens(f"{self.name} (start)", self.start)
+        check_probability(self.name, "threshold", self.threshold)
 
     def initial(self) -> int:
         """γ of a new row."""
@@ -41,8 +44,8 @@ class Heuristic(Lookahead):
         return int(state)
 
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
-        """Go on until the budget is spent."""
-        return torch.full_like(step.tokens, Decision.CONTINUE, dtype=torch.int8)
+        """Go on until the budget is spent, or after a token below the threshold."""
+        return keep_below(step.confidence, self.threshold, Decision.KEEP)
 
     def observe(self, state: Any, drafted: int, accepted: int) -> int:
         """γ for the next round."""
