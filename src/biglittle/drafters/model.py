@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,7 +45,8 @@ class ModelDrafter:
         tokens = row.tokens
         if not self._readable(tokens):
             tokens = [0]  # dropped out from the start: the row only keeps its number
-        self.runner.admit(Prompt(tuple(tokens[:-1] or tokens), row.request.prompt.encoder), saved)
+        encoder = own_inputs(row.request.prompt.encoder)
+        self.runner.admit(Prompt(tuple(tokens[:-1] or tokens), encoder), saved)
         self._cut(len(self.runner.lengths) - 1, len(tokens) - 1)
 
     def _cut(self, row: int, length: int) -> None:
@@ -143,13 +144,16 @@ class ModelDrafter:
             top = (best - scores.logsumexp(-1)).exp()
             return tokens, None, DraftStep(index, tokens, top, top, logits)
         probabilities = logits.float().softmax(-1)
+        # Logits of a row that no longer drafts mean nothing: they may even be NaN.
+        sampling = [
+            row.pipeline.sampling and draft.open for row, draft in zip(rows, drafts, strict=True)
+        ]
         draws = [
-            row.uniforms(1) if row.pipeline.sampling and draft.open else torch.zeros(1).double()
-            for row, draft in zip(rows, drafts, strict=True)
+            row.uniforms(1) if draw else torch.zeros(1).double()
+            for row, draw in zip(rows, sampling, strict=True)
         ]
         drawn = sample(probabilities, torch.cat(draws).to(logits.device))
-        sampling = torch.tensor([row.pipeline.sampling for row in rows], device=logits.device)
-        tokens = torch.where(sampling, drawn, tokens)
+        tokens = torch.where(torch.tensor(sampling, device=logits.device), drawn, tokens)
         confidence = probabilities.gather(-1, tokens[:, None]).squeeze(-1)
         top = probabilities.amax(-1)
         return tokens, probabilities, DraftStep(index, tokens, confidence, top, logits)
@@ -174,3 +178,10 @@ class ModelDrafter:
         if q and draft.width:
             draft.q = torch.stack(q[: draft.width], dim=1)
         return draft
+
+
+def own_inputs(encoder: Mapping[str, Tensor] | None) -> Mapping[str, Tensor] | None:
+    """What the draft's own encoder reads: the inputs without the target's encoder's answer."""
+    if encoder is None:
+        return None
+    return {name: value for name, value in encoder.items() if name != "encoder_outputs"}
