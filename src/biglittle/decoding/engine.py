@@ -204,15 +204,13 @@ class Engine:
             for k, (index, accepted, token) in enumerate(zip(indices, *told, strict=True))
         }
 
-    def _q(
-        self, draft: Draft, indices: list[int], tokens: Tensor, at: slice = slice(None)
-    ) -> Tensor:
-        """What drafted tokens [rows, width] (the positions `at` of the window) were drawn from,
-        [rows, width, vocab]: one-hot for drafts without a distribution."""
+    def _q(self, draft: Draft, indices: list[int], tokens: Tensor) -> Tensor:
+        """What drafted tokens [rows, width] were drawn from, [rows, width, vocab]: one-hot for
+        drafts without a distribution."""
         if draft.q is None:
             shape = (*tokens.shape, self.vocab)
             return torch.zeros(shape, device=tokens.device).scatter_(-1, tokens[..., None], 1.0)
-        q = (draft.q if len(indices) == len(self.rows) else draft.q[indices])[:, at]
+        q = draft.q if len(indices) == len(self.rows) else draft.q[indices]
         missing = self.vocab - q.shape[-1]
         return torch.nn.functional.pad(q.to(tokens.device), (0, missing))
 
@@ -229,31 +227,31 @@ class Engine:
     def _judge_singly(self, index: int, draft: Draft, logits: Tensor) -> Ruling:
         """Position by position, for processors that must see accepted prefixes only."""
         row, part = self.rows[index], draft.rows[index]
-        scores: list[Tensor] = []
-        for position in range(len(part.ids) + 1):
+        width, device, sampling = len(part.ids), logits.device, row.pipeline.sampling
+        raw = logits[index, : width + 1]
+        scores = raw.float().clone()
+        tokens = torch.tensor([part.ids], dtype=torch.long, device=device)
+        q = None
+        if sampling and row.acceptance.needs_q and width:
+            q = self._q(draft, [index], tokens)[:, :width]
+        uniforms = self._uniforms([row], [part], width).to(device) if sampling else None
+        for position in range(width + 1):
             prefix = row.tokens + part.ids[:position]
-            raw = logits[index, position]
-            scores.append(row.pipeline.at(prefix, raw, custom=True))
-            drafted = part.ids[position : position + 1]
-            tokens = torch.tensor([drafted], dtype=torch.long, device=raw.device)
-            sampling = row.pipeline.sampling
-            own = row.uniforms(len(drafted) + 1)[None].to(raw.device) if sampling else None
-            q = None
-            if sampling and row.acceptance.needs_q and drafted:
-                q = self._q(draft, [index], tokens, slice(position, position + 1))
+            scores[position] = row.pipeline.at(prefix, raw[position], custom=True)
+            seen = min(position + 1, width)  # drafted tokens judged so far
             block = Block(
-                tokens=tokens,
-                counts=torch.tensor([len(drafted)], device=raw.device),
-                logits=scores[-1].expand(1, 2, -1),
-                raw=raw.expand(1, 2, -1),
-                q=q,
-                uniforms=own,
+                tokens=tokens[:, :seen],
+                counts=torch.tensor([seen], device=device),
+                logits=scores[None],
+                raw=raw[None],
+                q=None if q is None else q[:, :seen],
+                uniforms=uniforms,
             )
             verdict = judge(row.acceptance, block)
-            if not drafted or not int(verdict.accepted):
-                return Ruling(position, int(verdict.next_tokens), torch.stack(scores))
-            if drafted[0] in row.request.eos_ids:
-                return Ruling(position + 1, None, torch.stack(scores))
+            if position == width or int(verdict.accepted) < seen:
+                return Ruling(position, int(verdict.next_tokens), scores)
+            if part.ids[position] in row.request.eos_ids:
+                return Ruling(position + 1, None, scores)
         raise AssertionError("the position after the draft always ends the loop")
 
     # Committing.
