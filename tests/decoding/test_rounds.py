@@ -11,10 +11,10 @@ from itertools import product
 from typing import Any
 
 import pytest
+from tests.fakes import ScriptedDrafter, ScriptedRunner, Table, engine_of, request, run
 
 from biglittle import FinishReason, Origin, Round
 from biglittle.drafters import Drafter, ModelDrafter, PromptLookupDrafter
-from tests.fakes import ScriptedDrafter, ScriptedRunner, Table, engine_of, request, run
 
 VOCAB, EOS, WRONG, LOST = 128, 127, 126, 125
 NEW = 12
