@@ -42,6 +42,7 @@ def load(
     draft_device: str | torch.device | None = None,
     tokenizer: Any = None,
     adapter: str | Path | None = None,
+    pack: bool = True,
     trust_remote_code: bool = False,
 ) -> Pair:
     """Load a target and what drafts for it.
@@ -60,6 +61,9 @@ def load(
         draft_device: Of the draft; default: the target's.
         tokenizer: A tokenizer in place of the target's own.
         adapter: A PEFT adapter for the target; the draft does not see it.
+        pack: Lay bfloat16 weights out for the CPU while loading: the same results, about twice as
+            fast. Give False to train or change the models afterwards. Models that you give as
+            objects are left as they are.
         trust_remote_code: As in transformers.
 
     Raises:
@@ -72,10 +76,11 @@ def load(
     spec = parse_draft(draft)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     own = tokenizer if tokenizer is not None else load_tokenizer(target, **options)
+    options["pack"] = pack
     big = load_model(target, dtype=dtype, device=device, adapter=adapter, **options)
     little, little_tokenizer = None, None
     if spec.model is not None:
-        little_tokenizer = load_tokenizer(spec.model, **options)
+        little_tokenizer = load_tokenizer(spec.model, trust_remote_code=trust_remote_code)
         little = load_model(
             spec.model,
             dtype=dtype if draft_dtype is None else draft_dtype,

@@ -69,9 +69,8 @@ def decoder_config(model: PreTrainedModel) -> Any:
 
 def vocab_size(model: PreTrainedModel) -> int:
     """Entries of the prediction head, padding included."""
-    head = model.get_output_embeddings()
-    weight = getattr(head, "weight", None)
-    return int(weight.shape[0] if weight is not None else decoder_config(model).vocab_size)
+    head: Any = model.get_output_embeddings()
+    return int(head.weight.shape[0])
 
 
 def embedding_weight(model: PreTrainedModel) -> Tensor:

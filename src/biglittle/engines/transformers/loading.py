@@ -11,6 +11,7 @@ import transformers as tf
 
 from ... import catalogue
 from ...errors import LoadError, ParameterError, nearest
+from .packing import can_pack, pack_linears
 
 __all__ = ["load_model", "load_tokenizer", "pick_device", "pick_dtype"]
 
@@ -61,6 +62,7 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     adapter: str | Path | None = None,
+    pack: bool = True,
     trust_remote_code: bool = False,
 ) -> Any:
     """Load a model, or take the one that is given.
@@ -71,6 +73,7 @@ def load_model(
         dtype: "auto" is the checkpoint's own (bfloat16 for a float16 one on a CPU).
         device: "auto" is a GPU where there is one.
         adapter: A PEFT adapter to put on it; a folder or a hub id.
+        pack: Whether bfloat16 weights on a CPU are laid out for it; see `packing`.
         trust_remote_code: As in transformers.
 
     Raises:
@@ -93,7 +96,11 @@ def load_model(
     if kind == "auto" and where.type == "cpu" and model.dtype == torch.float16:
         model = model.to(torch.bfloat16)
     model = model.to(where)
-    return model if adapter is None else _with_adapter(model, adapter)
+    if adapter is not None:
+        model = _with_adapter(model, adapter)
+    if pack and can_pack():
+        pack_linears(model)
+    return model
 
 
 def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
