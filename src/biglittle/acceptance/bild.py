@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -56,8 +57,9 @@ class Bild(Acceptance):
     distribution: Literal["processed", "raw"] = "processed"
 
     def __post_init__(self) -> None:
-        if self.rollback != self.rollback:
-            raise PolicyError("bild: rollback is NaN; give a threshold in nats, such as 3")
+        number = not isinstance(self.rollback, bool) and isinstance(self.rollback, int | float)
+        if not number or math.isnan(self.rollback):
+            raise PolicyError(f"bild: rollback={self.rollback!r} must be a number of nats, e.g. 3")
         for option, values in CHOICES.items():
             if getattr(self, option) not in values:
                 raise PolicyError(

@@ -82,6 +82,7 @@ def check_tokens(name: str, tokens: int) -> None:
 
 def check_probability(name: str, option: str, value: float, *, above: bool = False) -> None:
     """Raise `PolicyError` unless the value is a number in 0 … 1 (or above 1, if allowed)."""
-    if not (value >= 0 and (above or value <= 1)):  # also false for NaN
-        bounds = "at least 0" if above else "between 0 and 1"
-        raise PolicyError(f"{name}: {option}={value!r} must be {bounds}")
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not (number and value >= 0 and (above or value <= 1)):  # also false for NaN
+        bounds = "of at least 0" if above else "between 0 and 1"
+        raise PolicyError(f"{name}: {option}={value!r} must be a number {bounds}")
