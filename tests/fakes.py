@@ -170,6 +170,7 @@ class ScriptedDrafter:
 
     plan: Plan
     context: int | None = None
+    max_rows: int | None = None
     rows: list[Row] = field(default_factory=list)
 
     @property

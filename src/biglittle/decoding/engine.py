@@ -321,8 +321,8 @@ class Engine:
     # Rows coming and going.
 
     def _admissible(self) -> list[Row]:
-        limit = self.target.limits.rows
-        room = len(self._waiting) if limit is None else limit - len(self.rows)
+        limits = (self.target.limits.rows, self.drafter.max_rows if self.drafter else None)
+        room = min((rows - len(self.rows) for rows in limits if rows), default=len(self._waiting))
         return [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
 
     def _start(self, rows: list[Row]) -> None:

@@ -70,6 +70,8 @@ class Drafter(Protocol):
 
     context: int | None
     """The most tokens of a row; a row that runs full is no longer drafted for. None: no limit."""
+    max_rows: int | None
+    """The most rows at a time; None: no limit."""
 
     @property
     def seconds(self) -> float:

@@ -34,6 +34,7 @@ class ModelDrafter:
         self.runner = runner
         self.vocab = vocab
         self.context = runner.limits.context
+        self.max_rows = runner.limits.rows
 
     @property
     def seconds(self) -> float:

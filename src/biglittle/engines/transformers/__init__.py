@@ -1,9 +1,11 @@
 """The transformers engine: any causal or encoder-decoder model whose layers are attention."""
 
+from dataclasses import replace
 from typing import Any
 
 from .capability import base_model, is_seq2seq
 from .causal import CausalRunner
+from .probe import rows_limit
 from .runner import TransformersRunner
 from .seq2seq import Seq2SeqRunner
 
@@ -22,4 +24,6 @@ def make_runner(model: Any, *, adapters: bool = True) -> TransformersRunner:
     """
     model = base_model(model)
     kind = Seq2SeqRunner if is_seq2seq(model) else CausalRunner
-    return kind(model, adapters=adapters)
+    runner = kind(model, adapters=adapters)
+    runner.limits = replace(runner.limits, rows=rows_limit(runner))
+    return runner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Seq2SeqRunner(TransformersRunner):
         super().__init__(model, adapters=adapters)
         self._encoded: list[tuple[int, Tensor | None]] = []  # length and mask [span] of each row
         self._pending: tuple[Tensor, Tensor | None] | None = None  # of the row being admitted
-        make_ragged(model)
+        make_ragged(model, self.limits.context)
 
     def _new_cache(self) -> PairedCache:
         layers = len(layer_kinds(self.model))
@@ -133,47 +134,70 @@ class Seq2SeqRunner(TransformersRunner):
         return hidden, seen
 
 
-def make_ragged(model: PreTrainedModel) -> None:
+def make_ragged(model: PreTrainedModel, context: int | None) -> None:
     """Let the decoder's positions differ between rows.
 
     Decoders without a `position_ids` argument compute positions from the cache's length. The slot
-    cache answers with [rows, 1] lengths when rows are ragged; two kinds of modules need help with
+    cache answers with [rows, 1] lengths when rows are ragged; three kinds of modules need help with
     that shape. Whoever uses the model otherwise sees no change: the help acts on that shape only.
     """
     for module in relative_bias_modules(model):
-        if not hasattr(module.compute_bias, "ragged"):
-            module.compute_bias = _ragged_bias(module)
+        module.compute_bias = types.MethodType(_compute_bias, module)
     embedding = getattr(model.get_decoder(), "embed_positions", None)
-    if isinstance(embedding, nn.Module) and not hasattr(embedding, MARK):
+    if not isinstance(embedding, nn.Module) or hasattr(embedding, MARK):
+        return
+    setattr(embedding, MARK, True)
+    if hasattr(embedding, "create_position_ids_from_input_ids"):
+        embedding.forward = types.MethodType(_sinusoids, embedding)
+    else:
+        embedding.register_forward_pre_hook(partial(_keep_inside, context), with_kwargs=True)
         embedding.register_forward_hook(_drop_leading)
-        setattr(embedding, MARK, True)
 
 
-def _ragged_bias(module: Any) -> Any:
-    """T5's relative bias for rows at different lengths: [rows, heads, queries, keys]."""
-    original = module.compute_bias
-    known = parameters_of(module._relative_position_bucket)  # UMT5 keeps the rest to itself
-    settings = {
+def _is_ragged(lengths: Any) -> bool:
+    return isinstance(lengths, Tensor) and lengths.dim() == 2
+
+
+def _compute_bias(
+    self: Any, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0
+) -> Any:
+    """T5's relative bias; for rows at different lengths [rows, heads, queries, keys]."""
+    if not _is_ragged(past_seen_tokens):
+        return type(self).compute_bias(self, query_length, key_length, device, past_seen_tokens)
+    queries = past_seen_tokens + torch.arange(query_length, device=past_seen_tokens.device)
+    keys = torch.arange(key_length, device=past_seen_tokens.device)
+    distances = keys[None, None, :] - queries[:, :, None]
+    bucket = self._relative_position_bucket(distances, **_bucket_settings(self))
+    return self.relative_attention_bias(bucket).permute(0, 3, 1, 2)
+
+
+def _bucket_settings(module: Any) -> dict[str, Any]:
+    """What T5's bucket function is told; UMT5's knows it by itself."""
+    if "bidirectional" not in parameters_of(module._relative_position_bucket):
+        return {}
+    return {
         "bidirectional": not module.is_decoder,
         "num_buckets": module.relative_attention_num_buckets,
         "max_distance": module.relative_attention_max_distance,
     }
-    settings = {name: value for name, value in settings.items() if name in known}
 
-    def compute_bias(
-        self: Any, query_length: int, key_length: int, device: Any = None, past_seen_tokens: Any = 0
-    ) -> Any:
-        if not isinstance(past_seen_tokens, Tensor) or past_seen_tokens.dim() != 2:
-            return original(query_length, key_length, device, past_seen_tokens)
-        queries = past_seen_tokens + torch.arange(query_length, device=past_seen_tokens.device)
-        keys = torch.arange(key_length, device=past_seen_tokens.device)
-        bucket = self._relative_position_bucket(
-            keys[None, None, :] - queries[:, :, None], **settings
-        )
-        return self.relative_attention_bias(bucket).permute(0, 3, 1, 2)
 
-    compute_bias.ragged = True  # type: ignore[attr-defined]
-    return types.MethodType(compute_bias, module)
+def _sinusoids(
+    self: Any, input_ids: Any = None, inputs_embeds: Any = None, cache_length: Any = 0
+) -> Any:
+    """M2M-100's position embedding, which compares the lengths with its table's."""
+    if not _is_ragged(cache_length):
+        return type(self).forward(self, input_ids, inputs_embeds, cache_length)
+    slots = self.create_position_ids_from_input_ids(input_ids, self.padding_idx, cache_length)
+    return self.weights[slots.clamp(max=len(self.weights) - 1)]
+
+
+def _keep_inside(context: int | None, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Padding may lie past the context; what it computes is never read, but must be computable."""
+    positions = kwargs.get("position_ids")
+    if context is None or not _is_ragged(positions):
+        return None
+    return args, {**kwargs, "position_ids": positions.clamp(max=context - 1)}
 
 
 def _drop_leading(module: nn.Module, args: Any, output: Tensor) -> Tensor:
