@@ -63,6 +63,8 @@ class PromptLookupDrafter:
         drafts = [RowDraft([], [], open=bool(ids)) for ids in found]
         sure = torch.ones(len(rows))
         for index in range(max(map(len, found), default=0)):
+            if not any(draft.open for draft in drafts):
+                break
             tokens = [ids[index] if index < len(ids) else 0 for ids in found]
             decisions = decide(DraftStep(index, torch.tensor(tokens), sure, sure, None)).tolist()
             for i, draft in enumerate(drafts):
