@@ -46,7 +46,7 @@ docs: venv ## the documentation with live reload, on http://127.0.0.1:8000
 	$(BIN)/mkdocs serve
 
 bench: venv ## the core benchmark: ours against plain and transformers' assisted generation
-	$(BIN)/python benchmarks/core.py $(ARGS)
+	$(BIN)/python -m benchmarks.core $(ARGS)
 
 clean: ## remove .venv and everything built (models stay in the user's cache)
 	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

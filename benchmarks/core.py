@@ -1,0 +1,335 @@
+"""Our decoding beside transformers' own, interleaved in one process.
+
+    python -m benchmarks.core                     # everything; about an hour on two cores
+    python -m benchmarks.core --pairs smollm2-bf16 --prompts 2
+    python -m benchmarks.core --report            # the tables of what was measured so far
+    python -m benchmarks.core --memory            # peak memory of both sides
+
+Every run is one prompt through one system. Runs of a prompt follow each other, in an order that
+turns from prompt to prompt, so that a slow moment of the machine meets all systems alike. Speeds
+are milliseconds a new token, prefill included; ratios are taken prompt by prompt. Results are
+appended to a file as they come, and a second call goes on where the first one stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import transformers
+import typer
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import biglittle
+from benchmarks.workloads import DATA, TASKS, prompts
+from biglittle import catalogue
+
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+PAIRS: dict[str, tuple[str, str, torch.dtype]] = {
+    "qwen-bf16": ("qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct", torch.bfloat16),
+    "smollm2-bf16": ("smollm2-135m-instruct", "smollm2-135m-instruct", torch.bfloat16),
+    "smollm2-fp32": ("smollm2-135m-instruct", "smollm2-135m-instruct", torch.float32),
+}
+OURS = {
+    "plain": "none",
+    "constant": "static:tokens=5",
+    "heuristic": "heuristic",
+    "dynamic": "dynamic",
+    "bild": "bild:fallback=0.6,rollback=3",
+}
+THEIRS = {
+    "plain": None,
+    "constant": ("constant", 5, 0.0),
+    "heuristic": ("heuristic", 5, 0.0),
+    "dynamic": ("constant", 20, 0.4),
+}
+SIDES = ("biglittle", "transformers")
+SYSTEMS = [*(f"biglittle {name}" for name in OURS), *(f"transformers {name}" for name in THEIRS)]
+
+
+class Bench:
+    """One pair, and every system over it."""
+
+    def __init__(self, name: str, new_tokens: int, sides: tuple[str, ...] = SIDES) -> None:
+        target, draft, dtype = PAIRS[name]
+        big = catalogue.fetch(_entry(target))
+        little = catalogue.fetch(_entry(draft)) if draft != target else None
+        self.tokenizer = AutoTokenizer.from_pretrained(big)
+        self.new_tokens = new_tokens
+        if "biglittle" in sides:
+            ours = biglittle.load(big, little, dtype=dtype)
+            # Without a draft of its own, the target drafts for itself with the same weights.
+            draft_model = ours.draft or ours.target
+            self.pair = biglittle.Pair(ours.target, draft_model, self.tokenizer)
+        if "transformers" in sides:  # models of its own, as transformers loads them
+            load = AutoModelForCausalLM.from_pretrained
+            self.target = load(big, dtype=dtype).eval()
+            self.draft = load(little, dtype=dtype).eval() if little else self.target
+
+    def ids(self, prompt: Any) -> list[int]:
+        """Token ids of a prompt."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt).input_ids)
+        text = self.tokenizer.apply_chat_template(
+            prompt, tokenize=False, add_generation_prompt=True
+        )
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def run(self, system: str, ids: list[int]) -> dict[str, Any]:
+        """One prompt through one system."""
+        side, name = system.split()
+        run = self._ours if side == "biglittle" else self._theirs
+        started = time.perf_counter()
+        tokens, extra = run(name, ids)
+        seconds = time.perf_counter() - started
+        return {"tokens": tokens, "ms": 1000 * seconds / len(tokens), **extra}
+
+    def _ours(self, name: str, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
+        policy = OURS[name]
+        result = self.pair.generate(
+            ids, policy=policy, temperature=0, max_new_tokens=self.new_tokens
+        )
+        stats = result.stats
+        return list(result.token_ids), {
+            "outside": stats.outside_seconds / stats.total_seconds,
+            "target_passes": stats.target_passes,
+            "draft_passes": stats.draft_passes,
+            "acceptance": stats.acceptance_rate,
+        }
+
+    def _theirs(self, name: str, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
+        options: dict[str, Any] = {}
+        if (setting := THEIRS[name]) is not None:
+            config = self.draft.generation_config
+            config.num_assistant_tokens_schedule = setting[0]
+            config.num_assistant_tokens = setting[1]
+            config.assistant_confidence_threshold = setting[2]
+            options["assistant_model"] = self.draft
+        inputs = torch.tensor([ids])
+        output: torch.Tensor = self.target.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=self.new_tokens,
+            do_sample=False,
+            **options,
+        )
+        tokens: list[int] = output[0, len(ids) :].tolist()
+        return tokens, {}
+
+
+def _entry(name: str) -> catalogue.CatalogueEntry:
+    entry = catalogue.find(name)
+    assert entry is not None
+    return entry
+
+
+def configuration() -> dict[str, Any]:
+    """What the numbers depend on."""
+    return {
+        "biglittle": biglittle.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def measure(names: list[str], count: int, new_tokens: int, out: Path, console: Console) -> None:
+    """Run what is not in the file yet."""
+    done = {(row["pair"], row["task"], row["prompt"], row["system"]) for row in read(out)}
+    for name in names:
+        todo = list(_plan(name, count, done))
+        if not todo:
+            continue
+        bench = Bench(name, new_tokens)
+        bench.run("biglittle dynamic", bench.ids("Warm up the machine."))
+        for step, (task, index, system, prompt) in enumerate(todo):
+            row = bench.run(system, bench.ids(prompt))
+            row |= {"pair": name, "task": task, "prompt": index, "system": system}
+            with out.open("a", encoding="utf8") as file:
+                file.write(json.dumps(row) + "\n")
+            console.print(
+                f"[dim]{step + 1}/{len(todo)} {name} {task} {index} {system}: {row['ms']:.0f} ms[/]"
+            )
+
+
+def _plan(
+    name: str, count: int, done: set[tuple[str, str, int, str]]
+) -> Iterator[tuple[str, int, str, Any]]:
+    for task_index, task in enumerate(TASKS):
+        for index, prompt in enumerate(prompts(task, count)):
+            turn = (index + task_index) % len(SYSTEMS)
+            for system in SYSTEMS[turn:] + SYSTEMS[:turn]:
+                if (name, task, index, system) not in done:
+                    yield task, index, system, prompt
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    """The rows of the results file."""
+    if not out.exists():
+        return []
+    return [json.loads(line) for line in out.read_text(encoding="utf8").splitlines()]
+
+
+def report(rows: list[dict[str, Any]], console: Console) -> None:
+    """A table a pair and task, then what the goals ask about."""
+    for pair in dict.fromkeys(row["pair"] for row in rows):
+        for task in dict.fromkeys(row["task"] for row in rows if row["pair"] == pair):
+            chosen = [row for row in rows if (row["pair"], row["task"]) == (pair, task)]
+            console.print(_table(pair, task, chosen))
+
+
+def _table(pair: str, task: str, rows: list[dict[str, Any]]) -> Table:
+    by_system = {
+        system: {row["prompt"]: row for row in rows if row["system"] == system}
+        for system in SYSTEMS
+    }
+    table = Table(title=f"{pair}, {task}: median over {len(by_system[SYSTEMS[0]])} prompts")
+    columns = (
+        "system", "ms/token", "quartiles", "vs own plain", "vs transformers", "range",
+        "outside", "acceptance", "passes big/little", "same tokens",
+    )  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="left" if column == "system" else "right")
+    for system, found in by_system.items():
+        if found:
+            table.add_row(*_cells(system, found, by_system))
+    return table
+
+
+def _cells(
+    system: str, found: dict[int, dict[str, Any]], by_system: dict[str, dict[int, dict[str, Any]]]
+) -> list[str]:
+    side, name = system.split()
+    own = _ratios(by_system[f"{side} plain"], found)
+    peer = (
+        _ratios(by_system.get(f"transformers {name}", {}), found) if side != "transformers" else []
+    )
+    reference = by_system["transformers plain"]
+    agreement = [
+        _agreement(row["tokens"], reference[index]["tokens"])
+        for index, row in found.items()
+        if index in reference
+    ]
+    ours = side == "biglittle"
+    ms = [row["ms"] for row in found.values()]
+
+    def mean(key: str) -> float:
+        return statistics.mean(float(row[key]) for row in found.values())
+
+    return [
+        system,
+        f"{statistics.median(ms):.0f}",
+        _quartiles(ms, "{:.0f}"),
+        f"{statistics.median(own):.2f}×" if own else "",
+        f"{statistics.median(peer):.2f}×" if peer else "",
+        _quartiles(peer, "{:.2f}") if peer else "",
+        f"{mean('outside'):.1%}" if ours else "",
+        f"{mean('acceptance'):.2f}" if ours and name != "plain" else "",
+        f"{mean('target_passes'):.0f}/{mean('draft_passes'):.0f}" if ours else "",
+        f"{statistics.mean(agreement):.0%}" if agreement else "",
+    ]
+
+
+def _ratios(reference: dict[int, dict[str, Any]], found: dict[int, dict[str, Any]]) -> list[float]:
+    """How many times faster, prompt by prompt."""
+    return [reference[i]["ms"] / row["ms"] for i, row in found.items() if i in reference]
+
+
+def _agreement(tokens: list[int], reference: list[int]) -> float:
+    """Share of the reference's tokens before the first difference."""
+    same = next(
+        (i for i, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b),
+        min(len(tokens), len(reference)),
+    )
+    return same / max(len(tokens), len(reference))
+
+
+def _quartiles(values: list[float], form: str) -> str:
+    if len(values) < 2:
+        return ""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{form.format(low)}–{form.format(high)}"
+
+
+def memory(name: str, new_tokens: int, console: Console) -> None:
+    """Peak memory of a process of each side that does the same work."""
+    peaks = {}
+    for side in ("transformers", "biglittle"):
+        command = [sys.executable, "-m", "benchmarks.core", "--peak-of", side, "--pairs", name]
+        command += ["--new-tokens", str(new_tokens)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks[side] = int(output.stdout.strip().splitlines()[-1])
+    ratio = peaks["biglittle"] / peaks["transformers"] - 1
+    megabytes = {side: f"{peak / 1024:.0f} MiB" for side, peak in peaks.items()}
+    console.print(f"peak memory, {name}, dynamic: {megabytes} ({ratio:+.1%})")
+
+
+def peak(side: str, name: str, new_tokens: int) -> int:
+    """Peak resident memory of this process after one prompt, KiB."""
+    bench = Bench(name, new_tokens, (side,))
+    bench.run(f"{side} dynamic", bench.ids(prompts("summarization", 1)[0]))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _exclusive(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except FileNotFoundError as missing:
+        raise SystemExit(f"no benchmark data: {missing.filename}") from None
+
+
+def main(
+    pairs: Annotated[list[str] | None, typer.Option(help="Pairs to run.")] = None,
+    count: Annotated[int, typer.Option("--prompts", help="Prompts a task.")] = 3,
+    new_tokens: Annotated[int, typer.Option(help="New tokens a prompt, at most.")] = 96,
+    out: Annotated[Path, typer.Option(help="Results file.")] = Path("bench-core.jsonl"),
+    only_report: Annotated[bool, typer.Option("--report", help="Measure nothing.")] = False,
+    peaks: Annotated[bool, typer.Option("--memory", help="Peak memory only.")] = False,
+    peak_of: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Our decoding beside transformers' own."""
+    console = Console(width=170)
+    names = pairs or list(PAIRS)
+    if unknown := [name for name in names if name not in PAIRS]:
+        raise SystemExit(f"unknown pair {unknown[0]!r}; known: {', '.join(PAIRS)}")
+    if peak_of is not None:
+        print(peak(peak_of, names[0], new_tokens))
+        return
+    console.print(
+        configuration() | {"new_tokens": new_tokens, "data": DATA.name, "pid": os.getpid()}
+    )
+    if peaks:
+        for name in names:
+            memory(name, new_tokens, console)
+        return
+    if not only_report:
+        _exclusive(lambda: measure(names, count, new_tokens, out, console))
+    report(read(out), console)
+
+
+if __name__ == "__main__":
+    typer.run(main)
