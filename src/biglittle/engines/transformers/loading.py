@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 import transformers as tf
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from ... import catalogue
 from ...errors import LoadError, ParameterError, nearest
+from .gguf import converted
 from .packing import can_pack, pack_linears
 
 __all__ = ["load_model", "load_tokenizer", "pick_device", "pick_dtype"]
@@ -82,16 +85,14 @@ def load_model(
     if not isinstance(source, str | Path):
         return source if adapter is None else _with_adapter(source, adapter)
     where = pick_device(device)
-    folder, file = locate(source)
     kind = pick_dtype(dtype)
-    if file is None and (Path(folder) / "adapter_config.json").is_file():
-        adapter, folder = folder, _adapter_base(folder)
-        folder, file = locate(folder)
-    options: dict[str, Any] = {"dtype": kind, "trust_remote_code": trust_remote_code}
-    if file is not None:
-        options["gguf_file"] = file
+    folder = locate(source, kind)
+    if (base := _adapter_base(folder)) is not None:
+        adapter, folder = folder, locate(base, kind)
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     model = _guarded(
-        source, lambda: _model_class(folder, options).from_pretrained(folder, **options)
+        source,
+        lambda: _model_class(folder, options).from_pretrained(folder, dtype=kind, **options),
     )
     if kind == "auto" and where.type == "cpu" and model.dtype == torch.float16:
         model = model.to(torch.bfloat16)
@@ -107,41 +108,64 @@ def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer that lies beside a model; None for one without (an audio model, an object)."""
     if not isinstance(source, str | Path):
         return None
-    folder, file = locate(source)
-    if file is None and (Path(folder) / "adapter_config.json").is_file():
-        folder, file = locate(_adapter_base(folder))
+    folder = locate(source)
+    if (base := _adapter_base(folder)) is not None:
+        folder = locate(base)
+    if Path(folder).is_dir() and not any(any(Path(folder).glob(name)) for name in TOKENIZERS):
+        return None
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    if file is not None:
-        options["gguf_file"] = file
     return _guarded(source, lambda: tf.AutoTokenizer.from_pretrained(folder, **options))
 
 
-def locate(source: str | Path) -> tuple[str, str | None]:
-    """A folder or hub id for `from_pretrained`, and the GGUF file in it if that is what is meant.
+TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "spiece*")  # files that one of them leaves behind
+
+
+def locate(source: str | Path, dtype: str | torch.dtype = "auto") -> str:
+    """A folder or hub id for `from_pretrained`.
+
+    A GGUF file is dequantized into a folder in the user's cache, in `dtype` (bfloat16 for "auto").
 
     Raises:
-        LoadError: A path that does not exist, or a folder that holds no model.
+        LoadError: A path that does not exist, or a file or folder that holds no model.
     """
     path = Path(source).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
             raise LoadError(f"{source}: not a GGUF file; give a folder, a hub id or a .gguf file")
-        return str(path.parent), path.name
+        kind = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+        return str(_guarded(source, lambda: converted(path, kind)))
     if path.is_dir():
         if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise LoadError(f"{source}: the folder has no config.json; it holds no model")
-        return str(path), None
+        return str(path)
     if (entry := catalogue.find(str(source))) is not None:
-        return str(catalogue.fetch(entry)), None
+        return str(catalogue.fetch(entry))
     looks_local = str(source).startswith(("/", ".", "~")) or path.suffix == ".gguf"
     if looks_local or str(source).count("/") > 1:
         raise LoadError(f"{source}: no such file or folder")
-    return str(source), None
+    return _from_hub(str(source))
+
+
+def _from_hub(name: str) -> str:
+    """A hub id that the hub has, or the copy that its cache holds: found out in a few seconds,
+    where loading would try again and again."""
+    if catalogue.hub_answers(name):
+        return name
+    try:
+        copy = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        copy = None
+    if isinstance(copy, str):
+        return str(Path(copy).parent)
+    hint = nearest(name, [entry.name for entry in catalogue.entries()])
+    raise LoadError(
+        f"cannot find {name!r}: it is no folder or file here and not in the catalogue (see "
+        f"`biglittle models`), and the hub does not have it or cannot be reached{hint}"
+    )
 
 
 def _model_class(folder: str, options: dict[str, Any]) -> Any:
-    known = {k: v for k, v in options.items() if k != "dtype"}
-    config = tf.AutoConfig.from_pretrained(folder, **known)
+    config = tf.AutoConfig.from_pretrained(folder, **options)
     if not getattr(config, "is_encoder_decoder", False):
         return tf.AutoModelForCausalLM
     if type(config) in tf.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:
@@ -153,20 +177,21 @@ def _guarded(source: Source, load: Any) -> Any:
     """Run a loading step; whatever it raises becomes one line."""
     try:
         return load()
-    except MemoryError:
+    except (MemoryError, LoadError):
         raise
     except Exception as cause:  # loaders raise anything, from OSError to errors of their formats
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         reason = lines[0] if lines else type(cause).__name__
-        names = [entry.name for entry in catalogue.entries()]
-        hint = nearest(str(source), names)
-        raise LoadError(f"cannot load {str(source)!r}: {reason}{hint}") from cause
+        raise LoadError(f"cannot load {str(source)!r}: {reason}") from cause
 
 
-def _adapter_base(folder: str) -> str:
+def _adapter_base(folder: str) -> str | None:
+    """The base model that an adapter's folder names; None for a folder that is no adapter."""
+    file = Path(folder) / "adapter_config.json"
+    if not file.is_file():
+        return None
     try:
-        config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf8"))
-        return str(config["base_model_name_or_path"])
+        return str(json.loads(file.read_text(encoding="utf8"))["base_model_name_or_path"])
     except (ValueError, KeyError) as cause:
         raise LoadError(f"{folder}: adapter_config.json names no base model") from cause
 

@@ -25,15 +25,20 @@ from .runner import TransformersRunner
 
 __all__ = ["TESTED", "rows_limit"]
 
-_TESTED = """
-    bart blenderbot cohere cohere2 deepseek_v2 deepseek_v3 falcon gemma gemma2 gemma3 gemma3_text
-    gemma3n_text gemma4_text glm glm4 gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe
-    granitemoehybrid helium llama llama4_text longt5 m2m_100 marian mbart minicpm3 mistral mixtral
-    mt5 nemotron olmo olmo2 olmoe opt pegasus phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3
-    stablelm starcoder2 switch_transformers t5 umt5 whisper xglm
+_CAUSAL = """
+    codegen cohere cohere2 deepseek_v2 deepseek_v3 ernie4_5 exaone4 falcon gemma gemma2 gemma3
+    gemma3_text gemma3n_text gemma4_text glm glm4 glm4_moe gpt2 gpt_bigcode gpt_neox gpt_oss gptj
+    granite granitemoe granitemoehybrid helium hunyuan_v1_dense llama llama4_text minicpm3 ministral
+    mistral mixtral nemotron olmo olmo2 olmo3 olmoe opt phi phi3 phimoe qwen2 qwen2_moe qwen3
+    qwen3_moe seed_oss smollm3 stablelm starcoder2 xglm
 """
-TESTED = frozenset(_TESTED.split())
-"""Model types whose rows, ragged ones included, the tests hold to transformers' own output."""
+_ENCODER_DECODER = """
+    bart blenderbot longt5 m2m_100 marian mbart mt5 nllb-moe pegasus plbart switch_transformers t5
+    umt5 whisper
+"""
+TESTED = {False: frozenset(_CAUSAL.split()), True: frozenset(_ENCODER_DECODER.split())}
+"""Model types whose rows, ragged ones included, the tests hold to transformers' own output; by
+whether the model has an encoder."""
 
 LONE = frozenset({"gpt_neo"})
 """Model types that measure a window from the longest row, too wide for a trial to reach it."""
@@ -85,7 +90,7 @@ def rows_limit(runner: TransformersRunner) -> int | None:
 def _is_tested(model: PreTrainedModel) -> bool:
     own = type(model).__module__.startswith("transformers.models.")
     alibi = getattr(model.config, "alibi", False)  # Falcon's other positions
-    return own and model.config.model_type in TESTED and not alibi
+    return own and model.config.model_type in TESTED[is_seq2seq(model)] and not alibi
 
 
 def _needs_lone_rows(model: PreTrainedModel) -> bool:
