@@ -1,0 +1,146 @@
+"""Whatever happened to the rows before, logits are those of a fresh run over the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.models import VOCAB, build, encoder_inputs
+from torch import Tensor
+
+from biglittle.engines.base import Prompt, Runner, Saved
+from biglittle.engines.transformers import make_runner, runner, slot_cache
+
+MODELS = {name: build(name) for name in ("llama", "mistral", "t5")}
+MOST_ROWS, LONGEST = 4, 24
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Iterator[None]:
+    """Storage that grows often, and prompts that are read in pieces."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slot_cache, "BLOCK", 8)
+        patch.setattr(runner, "CHUNK", 3)
+        yield
+
+
+@dataclass
+class Twin:
+    """A runner, and beside it what its rows ought to hold."""
+
+    name: str
+    runner: Runner = field(init=False)
+    rows: list[list[int]] = field(default_factory=list)
+    encoders: list[dict[str, Tensor] | None] = field(default_factory=list)
+    saved: list[Saved] = field(default_factory=list)
+    random: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+
+    def __post_init__(self) -> None:
+        self.runner = make_runner(MODELS[self.name])
+
+    def tokens(self, count: int) -> list[int]:
+        ids: list[int] = torch.randint(3, VOCAB, (count,), generator=self.random).tolist()
+        return ids
+
+    def fresh(self, row: int) -> Tensor:
+        """Logits of all positions of a row, from one forward without a cache: [length, vocab]."""
+        model: Any = MODELS[self.name]
+        ids = torch.tensor([self.rows[row]])
+        encoder = self.encoders[row]
+        inputs = {"input_ids": ids} if encoder is None else {"decoder_input_ids": ids, **encoder}
+        logits: Tensor = model(use_cache=False, **inputs).logits[0]
+        return logits
+
+    def check(self, row: int, logits: Tensor) -> None:
+        """Compare logits [count, vocab] of a row's last positions."""
+        expected = self.fresh(row)[len(self.rows[row]) - len(logits) :]
+        assert torch.allclose(logits, expected, rtol=0, atol=TOLERANCE)
+
+    # What may happen. `a` and `b` are any numbers.
+
+    def admit(self, a: int, b: int) -> None:
+        if len(self.rows) == MOST_ROWS:
+            return
+        # From time to time, a prompt that begins like a row that was.
+        saved = self.saved[b % len(self.saved)] if self.saved and b % 2 else None
+        begun = list(saved.tokens[: 1 + b % LONGEST]) if saved else []
+        self.rows.append([*begun, *self.tokens(1 + a % 7)])
+        self.encoders.append(encoder_inputs(self.name, 3 + a % 5, seed=b))
+        prompt = Prompt(tuple(self.rows[-1]), self.encoders[-1])
+        logits = self.runner.admit(prompt, saved)
+        self.check(len(self.rows) - 1, logits)
+
+    def append(self, a: int, b: int) -> None:
+        if not self.rows:
+            return
+        same = a % 3 == 0  # now and then the same number for all rows, the uniform path
+        counts = [1 + b % 4 if same else (b >> (2 * row)) % 5 for row in range(len(self.rows))]
+        counts = [min(c, LONGEST + 10 - len(row)) for c, row in zip(counts, self.rows, strict=True)]
+        width = max(counts) + (a % 2 if not same else 0)  # padding wider than any row, too
+        if not max(counts):
+            return
+        new = [self.tokens(count) for count in counts]
+        block = torch.tensor([ids + self.tokens(width - len(ids)) for ids in new])
+        logits = self.runner.forward(block, counts)
+        for row, (ids, count) in enumerate(zip(new, counts, strict=True)):
+            self.rows[row] += ids
+            if count:
+                self.check(row, logits[row, :count])
+
+    def rollback(self, a: int, b: int) -> None:
+        lengths = [max(1, len(t) - (b >> (2 * r)) % 4) for r, t in enumerate(self.rows)]
+        self.runner.truncate([n + (a % 2) * 3 * (r % 2) for r, n in enumerate(lengths)])
+        for row, length in enumerate(lengths):
+            del self.rows[row][length + (a % 2) * 3 * (row % 2) :]
+
+    def release(self, a: int, b: int) -> None:
+        if not self.rows:
+            return
+        row = a % len(self.rows)
+        self.runner.release(row)
+        for held in (self.rows, self.encoders):
+            last: Any = held.pop()
+            if row < len(held):
+                held[row] = last
+
+    def fork(self, a: int, b: int) -> None:
+        if not self.rows or len(self.rows) == MOST_ROWS:
+            return
+        row = a % len(self.rows)
+        self.runner.fork(row)
+        self.rows.append(list(self.rows[row]))
+        self.encoders.append(self.encoders[row])
+
+    def save(self, a: int, b: int) -> None:
+        if not self.rows:
+            return
+        row = a % len(self.rows)
+        saved = self.runner.save(row, self.rows[row])
+        if saved is not None:
+            assert list(saved.tokens) == self.rows[row]
+            self.saved.append(saved)
+
+
+EVENTS = st.sampled_from(["admit", "append", "append", "rollback", "release", "fork", "save"])
+EVENT = st.tuples(EVENTS, st.integers(0, 255), st.integers(0, 255))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=60)
+@given(events=st.lists(EVENT, min_size=4, max_size=14))
+def test_any_history_leaves_logits_as_a_fresh_run(
+    name: str, events: list[tuple[str, int, int]]
+) -> None:
+    twin = Twin(name)
+    with torch.inference_mode():
+        twin.admit(3, 0)
+        for event, a, b in events:
+            getattr(twin, event)(a, b)
+            assert twin.runner.lengths == [len(tokens) for tokens in twin.rows]
+        twin.append(1, 0b01100111)
