@@ -65,9 +65,12 @@ class StopStrings:
         longest = max((len(stop) for stop in self._stops), default=0)
         start = max(0, len(self.text) - longest + 1)
         self.text += piece
-        found = [at for stop in self._stops if (at := self.text.find(stop, start)) >= 0]
+        found = [
+            (at + len(stop), at) for stop in self._stops if (at := self.text.find(stop, start)) >= 0
+        ]
         if found:
-            self.text = self.text[: min(found)]
+            # Of several, the one that is complete first, so that the pieces make no difference.
+            self.text = self.text[: min(found)[1]]
             self.stopped = True
         self.safe = len(self.text) - (0 if self.stopped else self._held())
         return self.stopped
