@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PolicyError
+from ..tensors import argmax
 from .base import Acceptance, sample
 
 __all__ = ["Bild"]
@@ -76,7 +77,7 @@ class Bild(Acceptance):
         stays = ~(distance > self.rollback)
         if self.shortcut == "off":
             return stays
-        agrees = tokens == logits.argmax(-1)
+        agrees = tokens == argmax(logits)
         if self.shortcut == "rest":
             excused = ~stays & agrees
             stays = stays | (excused.to(torch.int64).cumsum(dim=-1) > 0)
@@ -87,5 +88,5 @@ class Bild(Acceptance):
     ) -> Tensor:
         """The target's own prediction: its argmax, or a sample from its distribution."""
         if uniforms is None:
-            return logits.argmax(dim=-1)
+            return argmax(logits)
         return sample(logits.float().softmax(-1), uniforms)

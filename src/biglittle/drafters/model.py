@@ -12,6 +12,7 @@ from ..acceptance.base import sample
 from ..decoding.sampling import apply_pointwise
 from ..engines.base import Prompt, Runner, Saved
 from ..lookahead.base import DraftStep
+from ..tensors import argmax
 from .base import Decide, Draft, RowDraft
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class ModelDrafter:
     ) -> tuple[Tensor, Tensor | None, DraftStep]:
         """Tokens [rows], their distributions if any row samples, and what the lookahead sees."""
         logits = self._process(logits, rows, drafts)
-        tokens = logits.argmax(-1)
+        tokens = argmax(logits)
         if not any(row.pipeline.sampling for row in rows):
             scores = logits.float()
             best = scores.gather(-1, tokens[:, None]).squeeze(-1)
