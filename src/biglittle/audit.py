@@ -1,0 +1,136 @@
+"""Is a lossless output really the target's own? And if not: a near-tie, or a bug?
+
+In float32 a pass over several tokens and passes over one agree to the last few bits, and greedy
+outputs are identical. In bfloat16, or on a GPU, they round differently, so that of two tokens with
+almost the same logit either may win. An audit finds the first difference and looks at both tokens'
+logits there, computed both ways: a margin within the rounding between the two is a near-tie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .engines.base import Prompt
+from .engines.transformers import make_runner
+from .errors import ParameterError, PolicyError
+from .params import make_params
+from .policy import PolicyLike, parse_policy
+
+if TYPE_CHECKING:
+    from .pair import Pair
+
+__all__ = ["Audit", "Difference", "audit"]
+
+CONTEXT = 16  # tokens of the wide pass that the narrow one is compared with
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first position at which two greedy outputs differ."""
+
+    position: int
+    """Among the generated tokens, from 0."""
+    plain: int
+    """The token of the target alone."""
+    other: int
+    """The policy's token."""
+    narrow: tuple[float, float]
+    """Both tokens' logits from a pass over one token."""
+    wide: tuple[float, float]
+    """The same from a pass over several."""
+
+    @property
+    def margin(self) -> float:
+        """How far apart the tokens are, in logits, in the narrow pass."""
+        return abs(self.narrow[0] - self.narrow[1])
+
+    @property
+    def rounding(self) -> float:
+        """How far the two passes are apart on these tokens, together."""
+        return sum(abs(a - b) for a, b in zip(self.narrow, self.wide, strict=True))
+
+    @property
+    def near_tie(self) -> bool:
+        """Whether rounding explains the difference."""
+        resolution = 2**-7 * max(map(abs, self.narrow))  # a bfloat16 number's last place
+        return self.margin <= max(2 * self.rounding, resolution)
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """One prompt, decoded by the target alone and by a policy."""
+
+    tokens: int
+    """Tokens that are the same, from the start."""
+    difference: Difference | None
+    """None if the outputs are identical."""
+
+
+def audit(
+    pair: Pair, prompt: Any, *, policy: PolicyLike | None = None, **changes: Any
+) -> list[Audit]:
+    """Compare a lossless policy's greedy output with the target's own.
+
+    Args:
+        pair: The pair.
+        prompt: One prompt or several, as for `Pair.generate`; each runs alone.
+        policy: A lossless policy; default: the pair's own.
+        **changes: Generation parameters; decoding is greedy.
+
+    Raises:
+        PolicyError: A lossy policy, whose output may differ by design.
+        ParameterError: Parameters of sampling, or processors, whose scores are not the logits.
+    """
+    chosen = pair.policy if policy is None else parse_policy(policy)
+    if not chosen.lossless:
+        raise PolicyError(f"policy {str(chosen)!r} is lossy: its output may differ by design")
+    params = make_params(None, {"temperature": 0.0, **changes})
+    if params.temperature or params.logits_processors:
+        raise ParameterError("an audit compares greedy outputs: no temperature, no processors")
+    plain = pair.requests(prompt, policy="none", params=params)
+    other = pair.requests(prompt, policy=chosen, params=params)
+    return [
+        _compare(pair, one.prompt, pair.run([one])[0].token_ids, pair.run([two])[0].token_ids)
+        for one, two in zip(plain, other, strict=True)
+    ]
+
+
+def _compare(pair: Pair, prompt: Prompt, plain: Sequence[int], other: Sequence[int]) -> Audit:
+    pairs = list(zip(plain, other, strict=False))
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    if same == len(plain) == len(other):
+        return Audit(same, None)
+    if same == len(pairs):  # one output ends where the other goes on: cannot be rounding
+        gone_on = plain if len(plain) > same else other
+        nothing = (float("inf"), 0.0)
+        return Audit(same, Difference(same, gone_on[same], gone_on[same], nothing, nothing))
+    tokens = (*prompt.tokens, *plain[:same])
+    narrow = _logits(pair, Prompt(tokens, prompt.encoder), 1)
+    wide = _logits(pair, Prompt(tokens, prompt.encoder), CONTEXT)
+    a, b = plain[same], other[same]
+    return Audit(
+        same,
+        Difference(
+            same,
+            a,
+            b,
+            (float(narrow[a]), float(narrow[b])),
+            (float(wide[a]), float(wide[b])),
+        ),
+    )
+
+
+def _logits(pair: Pair, prompt: Prompt, width: int) -> torch.Tensor:
+    """The target's logits after a prompt, [vocab], its last tokens read in passes of `width`."""
+    runner = make_runner(pair.target)
+    first = max(1, len(prompt.tokens) - CONTEXT)
+    logits = runner.admit(Prompt(prompt.tokens[:first], prompt.encoder))[0]
+    for start in range(first, len(prompt.tokens), width):
+        part = prompt.tokens[start : start + width]
+        tokens = torch.tensor([part], device=runner.device)
+        logits = runner.forward(tokens, [len(part)])[0, -1]
+    return logits.float()
