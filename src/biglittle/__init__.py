@@ -18,6 +18,7 @@ from .errors import (
     RowError,
     UnsupportedModelError,
 )
+from .integrations.transformers import assisted
 from .pair import Pair, load
 from .params import GenerationParams
 from .policy import Policy, parse_policy
@@ -43,6 +44,7 @@ __all__ = [
     "Stats",
     "TokenLogprob",
     "UnsupportedModelError",
+    "assisted",
     "load",
     "parse_policy",
 ]

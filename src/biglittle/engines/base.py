@@ -32,7 +32,8 @@ class Prompt:
     """The (decoder's) tokens, at least one."""
     encoder: Mapping[str, Tensor] | None = field(default=None, compare=False)
     """The encoder's inputs, each [1, ...], e.g. `input_ids` and `attention_mask`, or
-    `input_features`; None for causal models."""
+    `input_features`; None for causal models. With `encoder_outputs` [1, span, dim] among them, the
+    target's encoder has run already."""
 
 
 @dataclass(frozen=True, slots=True)
