@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.models import build
 
 from biglittle import Pair, ParameterError, PolicyError
 from biglittle.audit import Difference, audit
-from tests.models import build
 
 
 def test_identical_outputs() -> None:

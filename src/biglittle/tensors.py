@@ -26,7 +26,7 @@ def argmax(scores: Tensor) -> Tensor:
     blocks = scores[..., :whole].unflatten(-1, (-1, BLOCK))  # [..., blocks, BLOCK]
     top, block = blocks.amax(dim=-1).max(dim=-1)
     within = blocks.take_along_dim(block[..., None, None], dim=-2).squeeze(-2).max(dim=-1).indices
-    index = block * BLOCK + within
+    index: Tensor = block * BLOCK + within
     if whole < vocab:
         last, place = scores[..., whole:].max(dim=-1)
         index = torch.where(last > top, whole + place, index)
