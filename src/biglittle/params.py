@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class GenerationParams:
         temperature: 0 is greedy; above 0 samples. Default: the model's own, else greedy.
         top_p: Nucleus sampling, in (0, 1].
         top_k: Sample among the k most likely tokens; 0 is all.
-        min_p: Drop tokens less likely than this share of the most likely one, in [0, 1).
+        min_p: Drop tokens less likely than this share of the most likely one, in [0, 1].
         repetition_penalty: Above 1 makes tokens that occurred less likely.
         no_repeat_ngram_size: No n-gram of this size twice; 0 is off.
         bad_words: Strings, or token-id sequences, that must not appear.
@@ -82,12 +82,14 @@ class GenerationParams:
                 f"min_new_tokens={self.min_new_tokens} is above max_new_tokens="
                 f"{self.max_new_tokens}"
             )
-        if not all(type(s) is str and s for s in self.stop_strings):
-            raise ParameterError("stop: a stop string must be text of at least one character")
-        if any(not len(words) for words in self.bad_words):
-            raise ParameterError("bad_words: an entry is empty")
-        self._check_ids("suppress_tokens", self.suppress_tokens or ())
-        self._check_ids("eos_token_ids", self.eos_ids or ())
+        if self.seed is not None and self.seed >= 2**63:
+            raise ParameterError(f"seed={self.seed} must be below 2**63")
+        self._check_texts()
+        if self.suppress_tokens is not None:
+            _ids("suppress_tokens", self.suppress_tokens)
+        if self.eos_token_ids is not None:
+            one = isinstance(self.eos_token_ids, int)
+            _ids("eos_token_ids", [self.eos_token_ids] if one else self.eos_token_ids)
         _all_are("logits_processors", self.logits_processors, "LogitsProcessor", callable)
         _all_are("stopping_criteria", self.stopping_criteria, "StoppingCriteria", callable)
 
@@ -105,9 +107,17 @@ class GenerationParams:
             return (self.eos_token_ids,)
         return tuple(self.eos_token_ids)
 
-    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
-        for token in ids:
-            _whole(f"{name} entry", token, 0)
+    def _check_texts(self) -> None:
+        if not isinstance(self.stop, str):
+            _many("stop", self.stop, "strings")
+        if not all(type(s) is str and s for s in self.stop_strings):
+            raise ParameterError("stop: a stop string must be text of at least one character")
+        _many("bad_words", self.bad_words, "strings or lists of token ids")
+        for word in self.bad_words:
+            if not isinstance(word, str):
+                _ids("bad_words entry", word)
+            if not len(word):
+                raise ParameterError("bad_words: an entry is empty")
 
 
 def make_params(
@@ -148,9 +158,19 @@ def _number(name: str, value: Any, low: float, high: float, *, open_low: bool = 
         raise ParameterError(f"{name}={value!r} must be a number {bounds}")
 
 
+def _many(name: str, values: Any, what: str) -> None:
+    if isinstance(values, str) or not isinstance(values, Collection):
+        raise ParameterError(f"{name}={values!r} must be a list of {what}")
+
+
+def _ids(name: str, values: Any) -> None:
+    _many(name, values, "token ids")
+    for token in values:
+        _whole(f"{name}: token id", token, 0)
+
+
 def _all_are(name: str, values: Any, kind: str, test: Any) -> None:
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ParameterError(f"{name} must be a list of {kind} objects")
+    _many(name, values, f"{kind} objects")
     for value in values:
         if not test(value):
             raise ParameterError(f"{name}: {value!r} is not a {kind}")
