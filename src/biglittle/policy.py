@@ -210,7 +210,8 @@ def _parse_bild(options: dict[str, str]) -> Policy:
 def _print_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+    short = isinstance(value, float) and float(f"{value:g}") == value
+    return (f"{value:g}" if short else str(value)).replace("+", "")  # "+" joins two rules
 
 
 def _changed(rule: Any) -> dict[str, str]:
