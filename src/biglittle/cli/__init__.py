@@ -1,0 +1,1 @@
+"""The command line: `biglittle generate`, `chat`, `demo`, `doctor` and `models`."""

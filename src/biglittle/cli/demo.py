@@ -1,0 +1,277 @@
+"""`biglittle demo`: the same prompts with the target alone, losslessly, and with BiLD."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from .. import __version__
+from ..errors import ParameterError
+from .generate import check_policy, has_template
+from .loading import load_pair, quiet_libraries
+from .options import ModelOptions
+from .prompts import Asked
+from .screen import Screen, percent, plural
+
+if TYPE_CHECKING:
+    from ..pair import Pair
+    from ..results import Result, Stats
+
+__all__ = ["demo"]
+
+EPILOG = """
+**Examples**
+
+`biglittle demo`
+
+`biglittle demo -p dynamic -p bild:fallback=0.5,rollback=2 --prompt "Explain recursion"`
+
+`biglittle demo -t ./big -d ./little --dtype float32`
+"""
+
+PLAIN = "none"
+TITLES = (
+    "tokens\nper s",
+    "speed-up",
+    "accepted",
+    "target\npasses",
+    "draft\npasses",
+    "same\ntexts",
+)
+OPTIONS: dict[str, Any] = {"temperature": 0.0}
+POLICIES = ["dynamic", "bild:fallback=0.6,rollback=3"]
+PROMPTS = [
+    "Write a Python function that checks whether a number is prime.",
+    "Write a Python class for a stack with push, pop and peek.",
+    "Explain in three sentences what a hash table is.",
+]
+
+
+def demo(
+    *,
+    models: ModelOptions,
+    policies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            "-p",
+            metavar="POLICY",
+            help=f"What to compare with the target alone; repeatable. Default: "
+            f"{' and '.join(POLICIES)}.",
+            show_default=False,
+            rich_help_panel="Models",
+        ),
+    ] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompt",
+            metavar="TEXT",
+            help="In place of the built-in prompts; repeatable.",
+            show_default=False,
+            rich_help_panel="Input",
+        ),
+    ] = None,
+    max_new_tokens: Annotated[
+        int,
+        typer.Option("--max-new-tokens", "-m", help="Most tokens of an answer."),
+    ] = 96,
+    no_color: Annotated[
+        bool, typer.Option("--no-color", help="No colours, in a terminal either.")
+    ] = False,
+) -> None:
+    """See what the little model is worth: texts, and a table of what they cost.
+
+    Every prompt is answered greedily by the target alone and under each policy, in turn, so that
+    a machine that is busy now and then treats all alike.
+    """
+    from ..params import make_params
+
+    screen = Screen(color=not no_color)
+    with screen.status("starting"):
+        names = _policies(policies or POLICIES, models)
+        options = {**OPTIONS, "max_new_tokens": max_new_tokens}
+        make_params(None, options)
+        quiet_libraries()
+    pair = load_pair(models, None, screen)
+    asked = [Asked(text, "").as_prompt(has_template(pair)) for text in prompts or PROMPTS]
+    for name in names:
+        pair.requests(asked, policy=name, **options)  # refuses what cannot run before any runs
+    bench = Bench(pair, names, options, screen)
+    bench.warm_up(asked[0])
+    screen.legend(pair.policy)
+    for prompt, text in zip(asked, prompts or PROMPTS, strict=True):
+        bench.answer(prompt)
+        bench.show_texts(prompt, text)
+    texts = Text(f"\n{bench.verdict()}\n", "bold"), Text(bench.configuration(models), "dim")
+    screen.out.print(Group("", bench.table(), *texts))
+
+
+def _policies(wanted: Sequence[str], models: ModelOptions) -> list[str]:
+    """The policies to run, the target alone first."""
+    for name in wanted:
+        check_policy(name, models)
+    if models.drafter is None:
+        raise ParameterError("there is nothing to compare without a draft: give one with --draft")
+    return list(dict.fromkeys([PLAIN, *wanted]))
+
+
+class Bench:
+    """The same prompts under several policies.
+
+    Args:
+        pair: The models.
+        policies: Their names, the target alone first.
+        options: For `Pair.generate`.
+        screen: Where things are shown.
+    """
+
+    def __init__(
+        self, pair: Pair, policies: Sequence[str], options: dict[str, Any], screen: Screen
+    ) -> None:
+        self._pair = pair
+        self._options = options
+        self._screen = screen
+        self.results: dict[str, list[Result]] = {name: [] for name in policies}
+
+    def warm_up(self, prompt: Any) -> None:
+        """A first call sets up threads and kernels; it is not to be measured."""
+        with self._screen.status("warming up"):
+            for name in self.results:
+                self._pair.generate(prompt, policy=name, **{**self._options, "max_new_tokens": 4})
+
+    def answer(self, prompt: Any) -> None:
+        """One prompt under every policy, beginning with another one each time."""
+        names = list(self.results)
+        first = len(self.results[PLAIN]) % len(names)
+        total = self._options["max_new_tokens"]
+        with self._progress() as bar:
+            for name in names[first:] + names[:first]:
+                task = bar.add_task(name, total=total)
+                for chunk in self._pair.stream(prompt, policy=name, **self._options):
+                    bar.advance(task, len(chunk.token_ids))
+                    if chunk.result is not None:
+                        self.results[name].append(chunk.result)
+
+    def _progress(self) -> Progress:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        return Progress(
+            *columns,
+            TextColumn("tokens"),
+            console=self._screen.err,
+            transient=True,
+            disable=not self._screen.err.is_terminal,
+        )
+
+    # What is shown.
+
+    def show_texts(self, prompt: Any, title: str) -> None:
+        """The texts of the last prompt: the target's, and those that differ.
+
+        Colours show who wrote the target's text under the first policy that gave the same.
+        """
+        screen = self._screen
+        screen.out.print(Text(f"\n▌ {title}", "bold"), soft_wrap=True)
+        plain, *others = (results[-1] for results in self.results.values())
+        same = [other for other in others if other.token_ids == plain.token_ids]
+        opening = self._pair.requests(prompt)[0].prompt.tokens
+        screen.writer(self._pair, opening)(same[0] if same else plain)  # colours of the first
+        screen.write("\n")
+        for other in others:
+            alike = other in same
+            verdict = "the same text" if alike else self._difference(prompt, plain, other)
+            style = "green" if alike else "yellow"
+            screen.out.print(Text(f"→ {other.policy}: {verdict}", style), soft_wrap=True)
+            if not alike:
+                screen.write(f"{other.text}\n")
+
+    def _difference(self, prompt: Any, plain: Result, other: Result) -> str:
+        """Where two texts part; for a lossless policy also how close the call was."""
+        pairs = zip(plain.token_ids, other.token_ids, strict=False)
+        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(other.token_ids))
+        where = f"another text from token {shared + 1} of {len(plain.token_ids)} on"
+        if not other.lossless:
+            return where
+        gap = self._gap(prompt, plain.token_ids[:shared])
+        return (
+            f"{where}; there the target's first and second choice lie {gap:.3f} apart in "
+            "log-probability, and wider passes round differently (--dtype float32 is exact)"
+        )
+
+    def _gap(self, prompt: Any, written: Sequence[int]) -> float:
+        """Between the target's two likeliest tokens after what was written."""
+        start = self._pair.requests(prompt)[0].prompt
+        ids = [*start.tokens, *written]
+        again = ids if start.encoder is None else {**start.encoder, "decoder_input_ids": ids}
+        options = {**self._options, "max_new_tokens": 1, "logprobs": 2}
+        result = self._pair.generate(again, policy=PLAIN, **options)
+        (_, first), (_, second) = result.logprobs[0].top
+        return float(first - second)
+
+    def table(self) -> Table:
+        """What each policy cost."""
+        options: Any = {"box": SIMPLE_HEAD, "show_edge": False, "pad_edge": False}
+        table = Table(padding=(0, 0, 0, 1), **options)  # fits in 80 columns
+        table.add_column("policy", no_wrap=True)
+        for title in TITLES:
+            table.add_column(title, justify="right")
+        for name, results in self.results.items():
+            stats = self._total(name)
+            table.add_row(
+                "the target alone" if name == PLAIN else name,
+                f"{stats.tokens_per_second:.1f}",
+                f"{self._speedup(name):.2f}",
+                percent(stats.acceptance_rate) if stats.drafted else "–",
+                str(stats.target_passes),
+                str(stats.draft_passes),
+                "–" if name == PLAIN else f"{self._same(name)} of {len(results)}",
+            )
+        return table
+
+    def _total(self, name: str) -> Stats:
+        from ..results import Stats
+
+        return Stats.total(result.stats for result in self.results[name])
+
+    def _speedup(self, name: str) -> float:
+        """Ratio of tokens a second, so that texts of different lengths compare."""
+        plain = self._total(PLAIN).tokens_per_second
+        return self._total(name).tokens_per_second / plain if plain else 0.0
+
+    def _same(self, name: str) -> int:
+        """How many texts are the target's own."""
+        both = zip(self.results[name], self.results[PLAIN], strict=True)
+        return sum(one.token_ids == other.token_ids for one, other in both)
+
+    def configuration(self, models: ModelOptions) -> str:
+        """What the numbers were measured with."""
+        import torch
+        import transformers
+
+        target, count = self._pair.target, len(self.results[PLAIN])
+        return (
+            f"{models.target} with {models.drafter}, {str(target.dtype).removeprefix('torch.')} on "
+            f"{target.device}, {plural(torch.get_num_threads(), 'thread')}; "
+            f"{plural(count, 'prompt')}, at most {self._options['max_new_tokens']} tokens each, "
+            f"greedy, policies in turn, prompt included; biglittle {__version__}, "
+            f"torch {torch.__version__}, transformers {transformers.__version__}, "
+            f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+        )
+
+    def verdict(self) -> str:
+        """What it means, in a sentence."""
+        parts = [
+            f"{name} wrote the same text for {self._same(name)} of "
+            f"{plural(len(results), 'prompt')} at {self._speedup(name):.2f} times the speed"
+            for name, results in self.results.items()
+            if name != PLAIN
+        ]
+        return f"Compared with the target alone, {'; '.join(parts)}."

@@ -1,0 +1,114 @@
+"""The program `biglittle`: its commands, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from .. import __version__
+from ..errors import BiglittleError, RowError
+from . import chat, demo, doctor, generate, models
+from .options import with_groups
+from .screen import complain
+
+__all__ = ["app", "main"]
+
+EPILOG = """
+**Examples**
+
+`biglittle demo`
+
+`biglittle generate "Write a function that reverses a string in Python"`
+
+`biglittle generate -t ./big -d ./little -p bild:fallback=0.6,rollback=3 --file prompt.txt`
+
+`biglittle chat`
+
+Exit codes: 0 all went well, 1 something failed, 2 bad input, 130 ended by Ctrl-C.
+"""
+
+
+class Commands(TyperGroup):
+    """The root command: whatever goes wrong becomes one line and an exit code."""
+
+    debug = False
+    """Whether an error shows its traceback too."""
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        """Run, and exit."""
+        try:
+            sys.exit(super().main(*args, **{**options, "standalone_mode": False}))
+        except typer.TyperException as error:  # what typer itself refuses
+            complain(_usage(error))
+            sys.exit(error.exit_code)
+        except Exception as error:
+            if self.debug:
+                traceback.print_exc()
+            complain(_in_words(error))
+            refused = isinstance(error, BiglittleError) and not isinstance(error, RowError)
+            sys.exit(2 if refused else 1)
+
+
+def _usage(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context else ""
+    return error.format_message().rstrip(".") + hint
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, BiglittleError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (--debug shows where)"
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="biglittle",
+    epilog=EPILOG,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"biglittle {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", envvar="BIGLITTLE_DEBUG", help="Show where an error comes from."),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Show the version and leave."
+        ),
+    ] = False,
+) -> None:
+    """Text generation with two models: a little one drafts, a big one decides."""
+    assert isinstance(context.command, Commands)
+    context.command.debug = debug
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+app.command(epilog=generate.EPILOG)(with_groups(generate.generate))
+app.command(epilog=chat.EPILOG)(with_groups(chat.chat))
+app.command(epilog=demo.EPILOG)(with_groups(demo.demo))
+app.command()(doctor.doctor)
+app.add_typer(models.app, name="models")
+
+
+def main() -> None:
+    """The entry point of the script."""
+    app()

@@ -1,0 +1,217 @@
+"""Options that several commands share, in groups: each group is a dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from .. import catalogue
+
+if TYPE_CHECKING:
+    from ..params import GenerationParams
+
+__all__ = ["DEFAULT_DRAFT", "DEFAULT_TARGET", "ModelOptions", "OutputOptions", "SamplingOptions"]
+__all__ += ["with_groups"]
+
+DEFAULT_TARGET = "qwen2.5-coder-1.5b-instruct"
+DEFAULT_DRAFT = "qwen2.5-coder-0.5b-instruct"
+
+_MODELS: Any = {"rich_help_panel": "Models"}
+_SAMPLING: Any = {"rich_help_panel": "Generation"}
+_ENDING: Any = {"rich_help_panel": "Where it ends"}
+_OUTPUT: Any = {"rich_help_panel": "Output"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which models, where, and how precise."""
+
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            "-t",
+            metavar="MODEL",
+            help="The big model: a hub id, a folder, a .gguf file, or a name from `biglittle "
+            "models`.",
+            **_MODELS,
+        ),
+    ] = DEFAULT_TARGET
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft",
+            "-d",
+            metavar="MODEL",
+            help="The little model, given the same way; or `prompt-lookup`, "
+            "`early-exit:layers=4`, or `none`. Default: "
+            f"{DEFAULT_DRAFT} for the default target, none for another.",
+            show_default=False,
+            **_MODELS,
+        ),
+    ] = None
+    dtype: Annotated[
+        str,
+        typer.Option(help="auto (the checkpoint's own), float32, bfloat16, float16.", **_MODELS),
+    ] = "auto"
+    device: Annotated[
+        str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, cuda:1 …", **_MODELS)
+    ] = "auto"
+    draft_dtype: Annotated[
+        str | None,
+        typer.Option(help="Of the draft; default: the target's.", show_default=False, **_MODELS),
+    ] = None
+    draft_device: Annotated[
+        str | None,
+        typer.Option(help="Of the draft; default: the target's.", show_default=False, **_MODELS),
+    ] = None
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A PEFT adapter for the target; the draft does not see it.",
+            show_default=False,
+            **_MODELS,
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run code that comes with a model.", **_MODELS),
+    ] = False
+
+    @property
+    def drafter(self) -> str | None:
+        """What `load` gets as its draft."""
+        if self.draft is not None:
+            return None if self.draft == "none" else self.draft
+        entry = catalogue.find(self.target)
+        return DEFAULT_DRAFT if entry is not None and entry.name == DEFAULT_TARGET else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """The fields of `GenerationParams` that a command line can give."""
+
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "-m",
+            help="Most tokens to write. Default: the model's own limit, or 256.",
+            show_default=False,
+            **_ENDING,
+        ),
+    ] = None
+    min_new_tokens: Annotated[
+        int | None, typer.Option(help="No end before so many tokens.", **_ENDING)
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A text that ends the answer; repeatable.", **_ENDING),
+    ] = None
+    eos_token_id: Annotated[
+        list[int] | None,
+        typer.Option(metavar="ID", help="A token that ends the answer; repeatable.", **_ENDING),
+    ] = None
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the model's own end.", **_ENDING)
+    ] = False
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            help="0 is greedy; above 0 samples. Default: the model's own, or 0.",
+            show_default=False,
+            **_SAMPLING,
+        ),
+    ] = None
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling.", **_SAMPLING)] = None
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample among the k likeliest tokens.", **_SAMPLING)
+    ] = None
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Drop tokens below this share of the likeliest.", **_SAMPLING),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: fewer tokens that occurred.", **_SAMPLING)
+    ] = None
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(help="No n-gram of this size twice.", **_SAMPLING)
+    ] = None
+    bad_words: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--bad-word", metavar="TEXT", help="Must not appear; repeatable.", **_SAMPLING
+        ),
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Repeats the same samples.", **_SAMPLING)] = None
+
+    def params(self, **more: Any) -> GenerationParams:
+        """The parameters, checked."""
+        from ..params import make_params
+
+        given = dataclasses.asdict(self)
+        given["eos_token_ids"] = given.pop("eos_token_id")
+        given = {name: value for name, value in given.items() if value is not None}
+        return make_params(None, {**given, **more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is shown."""
+
+    stats: Annotated[
+        bool, typer.Option(help="Statistics at the end, on standard error.", **_OUTPUT)
+    ] = True
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Nothing on standard error but errors.", **_OUTPUT),
+    ] = False
+    no_color: Annotated[
+        bool,
+        typer.Option("--no-color", help="No colours, in a terminal either.", **_OUTPUT),
+    ] = False
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a typer command take option groups: every field becomes an option of its own."""
+    hints: dict[str, Any] = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {
+        name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)
+    }
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += _options(groups[name])
+        else:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(parameter.replace(kind=kind, annotation=hints[name]))
+
+    def flat(**values: Any) -> None:
+        made: dict[str, Any] = {}
+        for name, group in groups.items():
+            made[name] = group(**{f.name: values.pop(f.name) for f in dataclasses.fields(group)})
+        command(**values, **made)
+
+    flat.__name__, flat.__doc__ = command.__name__, command.__doc__
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return flat
+
+
+def _options(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
+        )
+        for field in dataclasses.fields(group)
+    ]

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import biglittle
+from biglittle.cli.demo import POLICIES, PROMPTS
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """The table's lines by their first column."""
+    names = ["the target alone", *POLICIES]
+    found = {}
+    for line in output.splitlines():
+        for name in names:
+            if re.match(rf"{re.escape(name)} +[\d.]+ ", line):
+                found[name] = line.removeprefix(name).split()
+    return found
+
+
+@pytest.fixture
+def models(folders: dict[str, str]) -> list[str]:
+    return ["-t", folders["target"], "-d", folders["draft"], "-m", "10"]
+
+
+def test_texts_and_table(run: Run, folders: dict[str, str], models: list[str]) -> None:
+    done = run("demo", *models)
+    assert done.exit_code == 0
+    alone = biglittle.load(folders["target"])
+    spent = []
+    for prompt in PROMPTS:
+        chat = [{"role": "user", "content": prompt}]
+        answer = alone.generate(chat, max_new_tokens=10, temperature=0.0)
+        spent.append(answer.stats)
+        assert f"▌ {prompt}\n{answer.text}\n→ dynamic: the same text\n" in done.stdout
+    table = rows(done.stdout)
+    assert list(table) == ["the target alone", *POLICIES]
+    passes = str(sum(stats.target_passes for stats in spent))
+    assert table["the target alone"][1:] == ["1.00", "–", passes, "0", "–"]
+    assert table["dynamic"][-3:] == ["3", "of", "3"]
+    words = " ".join(done.stdout.split())
+    assert "Compared with the target alone, dynamic wrote the same text for 3 of 3 prompts" in words
+    for part in (folders["target"], "float32 on cpu, 1 thread", "torch 2", "transformers 5"):
+        assert part in words
+
+
+def test_a_text_that_differs_is_shown(run: Run, folders: dict[str, str]) -> None:
+    """With fallback 0 and rollback ∞ BiLD writes what the draft does."""
+    policy = "bild:fallback=0,rollback=1e9"
+    options = ["--prompt", "The little", "-p", policy, "-m", "10"]
+    done = run("demo", "-t", folders["target"], "-d", folders["draft"], *options)
+    chat = [{"role": "user", "content": "The little"}]
+    pair = biglittle.load(folders["target"], folders["draft"])
+    lossy = pair.generate(chat, policy=policy, max_new_tokens=10)
+    assert re.search(r"→ bild:\S+: another text from token \d+ of 10 on\n", done.stdout)
+    assert f"\n{lossy.text}\n" in done.stdout
+    assert "wrote the same text for 0 of 1 prompt " in " ".join(done.stdout.split())
+
+
+def test_a_lossless_policy_that_differs_is_measured(
+    run: Run, models: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding is played by a processor; the gap is the target's own."""
+    stream = biglittle.Pair.stream
+
+    def rounded(self: Any, prompt: Any, *, policy: Any = None, **options: Any) -> Any:
+        def flip(ids: Any, scores: Any) -> Any:
+            best = scores.argmax(-1)
+            if ids.shape[1] == start + 3:  # the fourth token becomes the second choice
+                scores[0, best] = float("-inf")
+            return scores
+
+        start = len(self.requests(prompt)[0].prompt.tokens)
+        extra: Any = {"logits_processors": [flip]} if policy == "dynamic" else {}
+        return stream(self, prompt, policy=policy, **options, **extra)
+
+    monkeypatch.setattr(biglittle.Pair, "stream", rounded)
+    done = run("demo", *models, "--prompt", "The little", "-p", "dynamic")
+    pair = biglittle.load(models[1])
+    chat = [{"role": "user", "content": "The little"}]
+    fourth = pair.generate(chat, max_new_tokens=4, logprobs=2).logprobs[3]
+    gap = fourth.top[0][1] - fourth.top[1][1]
+    assert "another text from token 4 of 10 on" in done.stdout
+    assert f"lie {gap:.3f} apart" in done.stdout
+
+
+def test_policies_prompts_and_target_alone_once(run: Run, models: list[str]) -> None:
+    done = run("demo", *models, "-p", "none", "-p", "heuristic", "--prompt", "A", "--prompt", "B")
+    assert done.stdout.count("→ heuristic:") == 2
+    assert "→ none" not in done.stdout
+    assert "▌ A\n" in done.stdout

@@ -1,0 +1,132 @@
+"""The program as users run it: its own process, pipes, signals, a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import biglittle
+from biglittle.cli.screen import VISIBLE
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Run, Start
+
+pytestmark = pytest.mark.slow
+pty = pytest.importorskip("pty", reason="needs a terminal")
+TIMEOUT = 120
+
+
+def finish(process: subprocess.Popen[bytes]) -> tuple[str, str]:
+    out, err = process.communicate(timeout=TIMEOUT)
+    return out.decode(), err.decode()
+
+
+def test_ctrl_c_keeps_what_was_written(start: Start, folders: dict[str, str]) -> None:
+    options = ["--raw", "--ignore-eos", "-m", "1000000", "-p", "none"]
+    process = start("generate", "-t", folders["long"], *options, "The little")
+    assert process.stdout is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    (line,) = err.decode().splitlines()
+    assert line.endswith("ended by cancelled")
+    count = int(line.split()[0])
+    pair = biglittle.load(folders["long"])
+    whole = pair.generate("The little", max_new_tokens=count, ignore_eos=True).text
+    assert (first + rest).decode() == whole + "\n"
+
+
+def test_closed_pipe_ends_quietly(start: Start, folders: dict[str, str]) -> None:
+    options = ["--ignore-eos", "-m", "1000000"]
+    process = start("generate", "-t", folders["long"], *options, "The little")
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    assert process.wait(TIMEOUT) == 1
+    assert err == b""
+
+
+def test_libraries_keep_quiet(start: Start, folders: dict[str, str]) -> None:
+    models = ["-t", folders["target"], "-d", folders["foreign"]]
+    out, err = finish(start("generate", *models, "The"))
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("error: ")
+
+
+STYLE = re.compile(r"\x1b\[([\d;]*)m")
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, Callable[[str], str]]]:
+    """A terminal: the program's end of it, and what waits for a text on the user's end."""
+    user, program = pty.openpty()
+    shown = ""
+
+    def read_until(text: str) -> str:
+        nonlocal shown
+        deadline = time.monotonic() + TIMEOUT
+        while text not in shown and time.monotonic() < deadline:
+            try:
+                shown += os.read(user, 4096).decode(errors="replace")
+            except OSError:  # the program has closed its end
+                break
+        assert text in shown
+        seen, shown = shown, ""
+        return seen
+
+    read_until.user = user  # type: ignore[attr-defined]
+    yield program, read_until
+    os.close(user)
+
+
+def test_colours_in_a_terminal(
+    start: Start, run: Run, folders: dict[str, str], terminal: Any
+) -> None:
+    program, read_until = terminal
+    arguments = ["generate", "-t", folders["target"], "-d", folders["target"], "The", "-m", "12"]
+    for option, styled in (("--no-stats", True), ("--no-color", False)):
+        process = start(*arguments, option, stdout=program)
+        plain = run(*arguments).stdout
+        shown = read_until("\n").replace("\r\n", "\n")
+        assert finish_quietly(process) == 0
+        assert STYLE.sub("", shown) == plain.translate(VISIBLE)
+        assert bool(STYLE.findall(shown)) == styled
+        if styled:  # the draft is the target, so all but the window's last tokens are accepted
+            assert set(STYLE.findall(shown)) == {"32", "36", "0"}
+
+
+def finish_quietly(process: subprocess.Popen[bytes]) -> int:
+    process.communicate(timeout=TIMEOUT)
+    return process.returncode
+
+
+def test_chat_in_a_terminal(start: Start, folders: dict[str, str], terminal: Any) -> None:
+    program, read_until = terminal
+    options = ["--ignore-eos", "-m", "1000000", "-d", folders["draft"]]
+    process = start(
+        *("chat", "-t", folders["long"], *options),
+        stdin=program,
+        stdout=program,
+        stderr=program,
+    )
+    user = read_until.user
+    assert "■ drafted and accepted" in read_until("\n> ")
+    os.write(user, b"The little\n")
+    read_until("\x1b[0m")  # the first coloured piece
+    os.write(user, b"\x03")
+    assert "stopped" in read_until("> ")
+    os.write(user, b"/policy heuristic\n")
+    assert "policy heuristic" in read_until("> ")
+    os.write(user, b"\x03")
+    assert finish_quietly(process) == 130
