@@ -244,15 +244,15 @@ def _prefix_processors(
         found.append(
             tf.MinNewTokensLengthLogitsProcessor(prompt_length, int(least), eos, device=where)
         )
+    begin = prompt_length
     if (forced := getattr(defaults, "forced_bos_token_id", None)) is not None:
         found.append(tf.ForcedBOSTokenLogitsProcessor(forced))
+        begin += prompt_length == 1  # the forced token belongs to the beginning
     if (forced := getattr(defaults, "forced_eos_token_id", None)) is not None:
         length = prompt_length + limit
         found.append(tf.ForcedEOSTokenLogitsProcessor(length, forced, device=where))
     if tokens := getattr(defaults, "begin_suppress_tokens", None):
-        found.append(
-            tf.SuppressTokensAtBeginLogitsProcessor(list(tokens), prompt_length, device=where)
-        )
+        found.append(tf.SuppressTokensAtBeginLogitsProcessor(list(tokens), begin, device=where))
     return tuple(found)
 
 
