@@ -96,7 +96,10 @@ class Engine:
         rows = self.rows
         draft = self._propose([self._budget(row) for row in rows])
         counts = [len(part.ids) for part in draft.rows]
-        if all(self._unverified(row, part) for row, part in zip(rows, draft.rows, strict=True)):
+        if all(
+            self._unverified(row, part) and not row.request.keeps_logits
+            for row, part in zip(rows, draft.rows, strict=True)
+        ):
             rulings = [Ruling(count, None) for count in counts]
             self._commit(draft, rulings, None)
             return
@@ -166,8 +169,10 @@ class Engine:
         rows = self.rows
         together = [i for i, row in enumerate(rows) if not row.pipeline.custom]
         for i, row in enumerate(rows):
+            ids = draft.rows[i].ids
             if self._unverified(row, draft.rows[i]):
-                rulings[i] = Ruling(len(draft.rows[i].ids), None)
+                scores = process_block([row], [ids], logits[i : i + 1])[0]
+                rulings[i] = Ruling(len(ids), None, scores)
             elif row.pipeline.custom:
                 rulings[i] = guarded(partial(self._judge_singly, i, draft, logits))
         together = [i for i in together if i not in rulings]

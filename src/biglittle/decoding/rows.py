@@ -51,6 +51,11 @@ class Request:
     on_token: Callable[[int], None] | None = None
     """Called with every committed token."""
 
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether something of every token's logits is kept."""
+        return self.logprobs is not None or self.keep_scores or self.keep_logits
+
 
 @dataclass(slots=True, eq=False)
 class Row:
