@@ -400,7 +400,9 @@ def test_ids_beyond_the_shared_vocabulary_are_never_written() -> None:
 # What rows keep.
 
 
-@pytest.mark.parametrize("policy", ["static:tokens=3", "bild:fallback=0.3", "none"])
+@pytest.mark.parametrize(
+    "policy", ["static:tokens=3", "bild:fallback=0.3", "bild:fallback=0.3,verify_end=false", "none"]
+)
 @pytest.mark.parametrize("custom", [False, True])
 @pytest.mark.parametrize("sampling", [False, True])
 def test_every_token_has_the_targets_log_probability(
