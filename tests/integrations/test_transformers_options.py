@@ -176,6 +176,30 @@ def test_samples_follow_the_seed() -> None:
     assert [row.stats.reused_tokens for row in custom.last] == [0, 9, 9, 0, 5, 5, 0, 7, 7]
 
 
+class SecondBest(tf.LogitsProcessor):
+    """Writes in place: a second look at the same scores would find the third best."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores[0, scores[0].argmax()] = float("-inf")
+        return scores
+
+
+def test_samples_of_a_prompt_share_no_scores() -> None:
+    model, draft = pair("llama")
+    batch = inputs("llama", (6,))
+    plain = generate(model, **batch, logits_processor=[SecondBest()])
+    output = generate(
+        model,
+        **batch,
+        do_sample=True,
+        top_k=1,
+        num_return_sequences=3,
+        logits_processor=[SecondBest()],
+        custom_generate=biglittle.assisted(draft),
+    )
+    assert output.tolist() == plain.tolist() * 3
+
+
 def pair_distribution(model: Any, prompt: Tensor) -> dict[tuple[int, int], float]:
     """The exact distribution of the first two sampled tokens."""
 
@@ -250,7 +274,7 @@ def test_bild_says_that_it_is_lossy() -> None:
     assert generate(model, **inputs("llama"), custom_generate=strict).equal(plain)
 
 
-def test_bild_has_scores_for_tokens_that_the_target_has_not_seen() -> None:
+def test_bild_has_scores_for_tokens_that_go_unverified() -> None:
     model, draft = pair("llama")
     custom = biglittle.assisted(draft, "bild:fallback=0,rollback=1000,verify_end=false")
     output = generate(

@@ -261,17 +261,13 @@ class Batch:
         return tuple(torch.stack([row[step] for row in rows]).to(device) for step in range(steps))
 
     def _complete(self, row: Row, tokens: list[int]) -> None:
-        """Fill in scores and logits that the loop has not kept.
-
-        transformers runs a row that has ended on padding until all have, and reports what the model
-        says of that. BiLD may end a row with tokens that the target has not seen.
-        """
+        """Go on with a row that has ended: transformers runs it on padding until all have, and
+        reports what the model says of that."""
         request = row.request
-        held = [row.scores] * request.keep_scores + [row.logits] * request.keep_logits
-        kept = min(map(len, held), default=len(tokens))
-        del row.scores[kept:], row.logits[kept:]
+        if not (request.keep_scores or request.keep_logits):
+            return
         prefix = [*request.prompt.tokens, *tokens]
-        known = len(request.prompt.tokens) + kept
+        known = len(row.tokens)
         for raw in continued(self.model, request.prompt, prefix, known):
             if request.keep_scores:
                 row.scores.append(row.pipeline.at(prefix[:known], raw, custom=True))
