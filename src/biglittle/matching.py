@@ -29,7 +29,9 @@ class DraftSpec:
             return f"early-exit:layers={self.layers}"
         if self.ngram is not None:
             return f"prompt-lookup:ngram={self.ngram}"
-        return "None" if self.model is None else repr(getattr(self.model, "name_or_path", "model"))
+        if self.model is None:
+            return "None"
+        return getattr(self.model, "name_or_path", "") or type(self.model).__name__
 
 
 MODES = {"early-exit": "layers", "prompt-lookup": "ngram"}

@@ -305,6 +305,7 @@ def test_repr() -> None:
     assert repr(biglittle.assisted("prompt-lookup", "static:tokens=4")) == (
         "biglittle.assisted(prompt-lookup:ngram=3, policy='static:tokens=4')"
     )
+    assert repr(biglittle.assisted(build("llama"))) == "biglittle.assisted(LlamaForCausalLM)"
 
 
 def test_a_model_in_training_stays_so_and_drops_nothing_out() -> None:
