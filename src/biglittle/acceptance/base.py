@@ -121,7 +121,8 @@ def sample(weights: Tensor, uniforms: Tensor) -> Tensor:
         uniforms: [rows] float64 in [0, 1).
 
     Returns:
-        Ids, [rows] int64; an entry of weight 0 is never drawn.
+        Ids, [rows] int64; an entry of weight 0 is never drawn. `vocab`, which is no id, where
+        nothing can be drawn: weights that are all 0, or not a number.
     """
     cumulative = weights.to(torch.float64).cumsum(dim=-1)
     # u < 1 keeps the mark below the sum in exact arithmetic; the clamp does so in floating point:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..acceptance.base import Acceptance, Block, judge
 from ..drafters.base import Draft, Drafter, RowDraft
 from ..engines.base import Runner
+from ..errors import RowError
 from ..lookahead.base import DraftStep
 from ..results import FinishReason, Origin, Round, TokenLogprob
 from .rows import Request, Row, by_key
@@ -205,9 +206,16 @@ class Engine:
         verdict = judge(rule, block)
         told = torch.stack([verdict.accepted, verdict.next_tokens]).tolist()  # the round's sync
         return {
-            index: Ruling(accepted, token, scores[k])
+            index: self._ruling(accepted, token, scores[k])
             for k, (index, accepted, token) in enumerate(zip(indices, *told, strict=True))
         }
+
+    def _ruling(self, accepted: int, token: int, scores: Tensor) -> Ruling:
+        """A ruling whose next token may be none: see `sample`."""
+        if token < self.vocab:
+            return Ruling(accepted, token, scores)
+        problem = "no token can be drawn: the processors ruled out every one, or left no numbers"
+        return Ruling(0, None, error=RowError(problem))
 
     def _q(self, draft: Draft, indices: list[int], tokens: Tensor) -> Tensor:
         """What drafted tokens [rows, width] were drawn from, [rows, width, vocab]: one-hot for
@@ -254,7 +262,7 @@ class Engine:
             )
             verdict = judge(row.acceptance, block)
             if position == width or int(verdict.accepted) < seen:
-                return Ruling(position, int(verdict.next_tokens), scores)
+                return self._ruling(position, int(verdict.next_tokens), scores)
             if part.ids[position] in row.request.eos_ids:
                 return Ruling(position + 1, None, scores)
         raise AssertionError("the position after the draft always ends the loop")

@@ -146,7 +146,6 @@ class ModelDrafter:
             top = (best - scores.logsumexp(-1)).exp()
             return tokens, None, DraftStep(index, tokens, top, top, logits)
         probabilities = logits.float().softmax(-1)
-        # Logits of a row that no longer drafts mean nothing: they may even be NaN.
         sampling = [
             row.pipeline.sampling and draft.open for row, draft in zip(rows, drafts, strict=True)
         ]
@@ -155,7 +154,10 @@ class ModelDrafter:
             for row, draw in zip(rows, sampling, strict=True)
         ]
         drawn = sample(probabilities, torch.cat(draws).to(logits.device))
-        tokens = torch.where(torch.tensor(sampling, device=logits.device), drawn, tokens)
+        # Logits of a row that no longer drafts mean nothing: nothing may be drawn from them.
+        possible = drawn < probabilities.shape[-1]
+        possible &= torch.tensor(sampling, device=logits.device)
+        tokens = torch.where(possible, drawn, tokens)
         confidence = probabilities.gather(-1, tokens[:, None]).squeeze(-1)
         top = probabilities.amax(-1)
         return tokens, probabilities, DraftStep(index, tokens, confidence, top, logits)
