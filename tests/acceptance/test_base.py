@@ -36,6 +36,12 @@ def test_sample_never_draws_what_has_no_weight(weights: list[float], u: float) -
         assert weights[draw(weights, u)] > 0
 
 
+@pytest.mark.parametrize("weights", [[0.0, 0.0, 0.0], [0.5, math.nan, 0.5], [math.nan] * 3])
+def test_sample_says_where_nothing_can_be_drawn(weights: list[float]) -> None:
+    for u in (0.0, 0.4, LARGEST):
+        assert draw(weights, u) == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_sample_holds_over_a_large_vocabulary(dtype: torch.dtype) -> None:
     weights = torch.zeros(3, 150_000, dtype=dtype)

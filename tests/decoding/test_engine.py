@@ -303,6 +303,31 @@ def test_processors_that_rule_out_every_token() -> None:
     assert str(result.error) == "the logits processors ruled out every token"
 
 
+@pytest.mark.parametrize("policy", ["static:tokens=3", "bild", "none"])
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        Pipeline(True, pointwise=(tf.SuppressTokensLogitsProcessor(list(range(VOCAB))),)),
+        Pipeline(True, prefix=(tf.NoRepeatNGramLogitsProcessor(1),)),
+        Pipeline(True, pointwise=(tf.TemperatureLogitsWarper(1e-40),)),
+        Pipeline(True, (tf.NoRepeatNGramLogitsProcessor(1),), (lambda ids, scores: scores,)),
+    ],
+    ids=["all suppressed", "vocabulary used up", "too cold", "custom"],
+)
+def test_a_row_that_can_draw_nothing_ends_alone(pipeline: Pipeline, policy: str) -> None:
+    requests = [
+        request([1], policy, new=40),
+        request([2], policy, new=40, pipeline=pipeline),
+        request([3], policy, new=40, sampling=True, seed=0),
+    ]
+    good = [run(pair(), [requests[n]])[0] for n in (0, 2)]
+    first, failed, last = run(pair(), requests)
+    assert [essence(first), essence(last)] == [essence(r) for r in good]
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "every" in str(failed.error)
+    assert len(failed.token_ids) < VOCAB
+
+
 # Processors of the request's own.
 
 
@@ -329,6 +354,21 @@ def test_custom_processors_see_accepted_prefixes_once(policy: str, sampling: boo
     assert recorder.seen == [tokens[:n] for n in range(2, len(tokens))]
     plain = request([1, 2], policy, new=20, eos=eos, sampling=sampling, seed=2)
     assert essence(result) == essence(run(pair(), [plain])[0])
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+def test_custom_processors_are_not_asked_past_an_eos(sampling: bool) -> None:
+    """An accepted EOS is the last token, though the target has looked at the position after it."""
+    table = Table(VOCAB, lost=0)
+    table.write([1], [2, 3, EOS, 4, 5], confidence=1 - 1e-12)
+    drafter = ScriptedDrafter(lambda tokens, budget: [(3, 1.0), (EOS, 1.0)])
+    recorder = Recorder()
+    pipeline = Pipeline(sampling, custom=(recorder,))
+    engine = engine_of(ScriptedRunner(table, VOCAB), drafter)
+    (result,) = run(engine, [request([1], "static:tokens=4", eos=[EOS], pipeline=pipeline)])
+    assert result.token_ids == (2, 3, EOS)
+    assert result.origins[1:] == (Origin.ACCEPTED, Origin.ACCEPTED)
+    assert recorder.seen == [[1], [1, 2], [1, 2, 3]]
 
 
 def test_greedy_with_a_stateful_processor_is_plain() -> None:
