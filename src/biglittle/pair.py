@@ -133,6 +133,7 @@ class Pair:
             start=_decoder_start(self.target),
             vocab=runner.vocab,
             context=runner.limits.context,
+            reads=self.target.main_input_name,
             name=runner.name,
         )
         self._limits = runner.limits

@@ -27,6 +27,7 @@ class Prompts:
         start: What the decoder of an encoder-decoder model starts from.
         vocab: Token ids are below this.
         context: The most tokens of a row, or None.
+        reads: The model's main input: "input_ids", or for example "input_features".
         name: Of the model, for messages.
     """
 
@@ -38,6 +39,7 @@ class Prompts:
         start: Sequence[int],
         vocab: int,
         context: int | None,
+        reads: str,
         name: str,
     ) -> None:
         self._tokenizer = tokenizer
@@ -45,6 +47,7 @@ class Prompts:
         self._start = tuple(start)
         self._vocab = vocab
         self._context = context
+        self._reads = reads
         self._name = name
 
     def read(self, prompts: PromptLike) -> tuple[list[Prompt], bool]:
@@ -105,6 +108,11 @@ class Prompts:
         else:
             ids = torch.tensor([self._ids(prompt, where)], dtype=torch.long)
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if self._reads != "input_ids" and self._reads not in inputs:
+            raise ParameterError(
+                f"{where} has no {self._reads}, which {self._name} reads; give "
+                f"{{{self._reads!r}: ...}}"
+            )
         if "input_ids" in inputs:
             self._check_range(inputs["input_ids"][0].tolist(), where)
         if not start:
