@@ -1,0 +1,114 @@
+"""Requests that come, decode and go in any order: each row is as it would be alone."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import transformers as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fakes import Markov, ScriptedRunner, check_caches, engine_of, finish, request, run
+
+from biglittle import FinishReason, Result
+from biglittle.decoding import Engine, Request, Row
+from biglittle.decoding.sampling import Pipeline
+from biglittle.drafters import ModelDrafter
+
+VOCAB = 11
+
+
+def chain(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.randn(VOCAB, VOCAB, generator=generator, dtype=torch.float64)
+
+
+BIG = Markov(chain(0))
+LITTLE = Markov(0.6 * chain(0) + 0.4 * chain(1))
+
+POLICIES = [
+    "none",
+    "static:tokens=1",
+    "static:tokens=4",
+    "dynamic",
+    "heuristic:start=2",
+    "fallback:threshold=0.5",
+    "bild:fallback=0.4,rollback=1",
+    "bild:fallback=0,rollback=1,after_rollback=target,first=target",
+    "bild:fallback=0.2,verify_end=false,shortcut=rest",
+]
+PIPELINES = [
+    Pipeline(),
+    Pipeline(sampling=True),
+    Pipeline(sampling=True, pointwise=(tf.TemperatureLogitsWarper(0.6), tf.TopKLogitsWarper(4))),
+    Pipeline(prefix=(tf.RepetitionPenaltyLogitsProcessor(1.4),)),
+    Pipeline(sampling=True, custom=(lambda ids, scores: scores,)),
+]
+
+
+def make_request(number: int) -> Request:
+    """Any number names a request."""
+    number, policy = divmod(number, len(POLICIES))
+    number, pipeline = divmod(number, len(PIPELINES))
+    number, new = divmod(number, 9)
+    prompt = [(number * k + pipeline) % VOCAB for k in range(1, 2 + number % 5)]
+    return request(
+        prompt,
+        POLICIES[policy],
+        pipeline=PIPELINES[pipeline],
+        new=1 + new,
+        eos=[0] if number % 3 else [],
+        seed=number,
+    )
+
+
+def make_engine(rows: int | None) -> Engine:
+    little = ModelDrafter(ScriptedRunner(LITTLE, VOCAB, context=16), VOCAB)
+    return engine_of(ScriptedRunner(BIG, VOCAB, rows=rows), little)
+
+
+def essence(result: Result) -> Any:
+    trace = [(r.drafted, r.accepted, r.fallback) for r in result.rounds or ()]
+    return result.token_ids, result.origins, result.finish_reason, trace
+
+
+@cache
+def alone(number: int) -> Any:
+    return essence(run(make_engine(None), [make_request(number)])[0])
+
+
+EVENT = st.one_of(
+    st.tuples(st.just("admit"), st.integers(0, 4000)),
+    st.tuples(st.just("step"), st.just(0)),
+    st.tuples(st.just("cancel"), st.integers(0, 20)),
+)
+
+
+@settings(max_examples=60)
+@given(
+    limit=st.sampled_from([None, 1, 2, 3]),
+    events=st.lists(EVENT, min_size=3, max_size=25),
+)
+def test_rows_are_as_alone_whatever_happens_beside_them(
+    limit: int | None, events: list[tuple[str, int]]
+) -> None:
+    engine = make_engine(limit)
+    rows: list[tuple[int, Row]] = []
+    for event, number in events:
+        if event == "admit":
+            rows.append((number, engine.admit(make_request(number))))
+        elif event == "step":
+            engine.step()
+        elif rows:
+            engine.cancel(rows[number % len(rows)][1])
+        check_caches(engine)
+    finish(engine)
+    for number, row in rows:
+        result = row.result()
+        tokens, origins, *_ = alone(number)
+        if result.finish_reason is FinishReason.CANCELLED:
+            written = len(result.token_ids)
+            assert (result.token_ids, result.origins) == (tokens[:written], origins[:written])
+        else:
+            assert essence(result) == alone(number)
