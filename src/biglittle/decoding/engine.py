@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..acceptance.base import Acceptance, Block, judge
 from ..drafters.base import Draft, Drafter, RowDraft
 from ..engines.base import Runner
-from ..errors import RowError
 from ..lookahead.base import DraftStep
 from ..results import FinishReason, Origin, Round, TokenLogprob
+from .judging import Ruling, goes_unverified, judge_rows
 from .rows import Request, Row, by_key
-from .sampling import process_block
 
 __all__ = ["Engine"]
-
-
-@dataclass(slots=True)
-class Ruling:
-    """What the target says of one row's draft."""
-
-    accepted: int
-    next_token: int | None
-    """None where the row ends with an accepted token."""
-    scores: Tensor | None = None
-    """Processed scores of the positions judged, [≥ emitted tokens, vocab]."""
-    error: BaseException | None = None
 
 
 class Engine:
@@ -97,17 +80,12 @@ class Engine:
         rows = self.rows
         draft = self._propose([self._budget(row) for row in rows])
         counts = [len(part.ids) for part in draft.rows]
-        if all(
-            self._unverified(row, part) and not row.request.keeps_logits
-            for row, part in zip(rows, draft.rows, strict=True)
-        ):
-            rulings = [Ruling(count, None) for count in counts]
-            self._commit(draft, rulings, None)
+        if all(map(goes_unverified, rows, draft.rows)):
+            self._commit(draft, [Ruling(count, None) for count in counts], None)
             return
         logits = self.target.forward(self._block(draft), [1 + count for count in counts])
         logits = logits[..., : self.vocab]  # [rows, width + 1, vocab]
-        rulings = self._judge(draft, logits)
-        self._commit(draft, rulings, logits)
+        self._commit(draft, judge_rows(rows, draft, logits), logits)
         lengths = [len(row.tokens) - 1 for row in rows]  # all but the pending token
         self.target.truncate(lengths)
         if self.drafter and self._drafted_for:
@@ -155,117 +133,6 @@ class Engine:
             ],
             device=self.target.device,
         )
-
-    def _unverified(self, row: Row, part: RowDraft) -> bool:
-        """Whether the draft ends the row and the policy lets that pass unseen."""
-        if row.acceptance.verify_end or not part.ids:
-            return False
-        return part.ids[-1] in row.request.eos_ids or len(part.ids) == row.remaining
-
-    # Judging.
-
-    def _judge(self, draft: Draft, logits: Tensor) -> list[Ruling]:
-        """A ruling for every row, groups of like rows at a time."""
-        rulings: dict[int, Ruling] = {}
-        rows = self.rows
-        together = [i for i, row in enumerate(rows) if not row.pipeline.custom]
-        for i, row in enumerate(rows):
-            ids = draft.rows[i].ids
-            if self._unverified(row, draft.rows[i]):
-                scores = process_block([row], [ids], logits[i : i + 1])[0]
-                rulings[i] = Ruling(len(ids), None, scores)
-            elif row.pipeline.custom:
-                rulings[i] = guarded(partial(self._judge_singly, i, draft, logits))
-        together = [i for i in together if i not in rulings]
-        groups = by_key([(rows[i].acceptance, rows[i].pipeline.sampling) for i in together])
-        for (rule, sampling), members in groups:
-            indices = [together[m] for m in members]
-            rulings |= self._judge_group(rule, sampling, indices, draft, logits)
-        return [rulings[i] for i in range(len(rows))]
-
-    def _judge_group(
-        self, rule: Acceptance, sampling: bool, indices: list[int], draft: Draft, logits: Tensor
-    ) -> dict[int, Ruling]:
-        every = len(indices) == len(self.rows)
-        raw = logits if every else logits[indices]
-        rows = [self.rows[i] for i in indices]
-        parts = [draft.rows[i] for i in indices]
-        scores = process_block(rows, [part.ids for part in parts], raw)
-        width, device = draft.width, logits.device
-        tokens = torch.tensor(
-            [part.ids + [0] * (width - len(part.ids)) for part in parts], device=device
-        ).view(len(rows), width)
-        block = Block(
-            tokens=tokens.long(),
-            counts=torch.tensor([len(part.ids) for part in parts], device=device),
-            logits=scores,
-            raw=raw,
-            q=self._q(draft, indices, tokens) if sampling and rule.needs_q and width else None,
-            uniforms=self._uniforms(rows, parts, width).to(device) if sampling else None,
-        )
-        verdict = judge(rule, block)
-        told = torch.stack([verdict.accepted, verdict.next_tokens]).tolist()  # the round's sync
-        return {
-            index: self._ruling(accepted, token, scores[k])
-            for k, (index, accepted, token) in enumerate(zip(indices, *told, strict=True))
-        }
-
-    def _ruling(self, accepted: int, token: int, scores: Tensor) -> Ruling:
-        """A ruling whose next token may be none: see `sample`."""
-        if token < self.vocab:
-            return Ruling(accepted, token, scores)
-        problem = "no token can be drawn: the processors ruled out every one, or left no numbers"
-        return Ruling(0, None, error=RowError(problem))
-
-    def _q(self, draft: Draft, indices: list[int], tokens: Tensor) -> Tensor:
-        """What drafted tokens [rows, width] were drawn from, [rows, width, vocab]: one-hot for
-        drafts without a distribution."""
-        if draft.q is None:
-            shape = (*tokens.shape, self.vocab)
-            return torch.zeros(shape, device=tokens.device).scatter_(-1, tokens[..., None], 1.0)
-        q = draft.q if len(indices) == len(self.rows) else draft.q[indices]
-        missing = self.vocab - q.shape[-1]
-        return torch.nn.functional.pad(q.to(tokens.device), (0, missing))
-
-    @staticmethod
-    def _uniforms(rows: Sequence[Row], parts: Sequence[RowDraft], width: int) -> Tensor:
-        """Numbers of each row's own generator, as many as its draft needs, whatever the width of
-        the rows beside it: [rows, width + 1], the last for the next token."""
-        uniforms = torch.zeros(len(rows), width + 1, dtype=torch.float64)
-        for k, (row, part) in enumerate(zip(rows, parts, strict=True)):
-            own = row.uniforms(len(part.ids) + 1)
-            uniforms[k, : len(part.ids)], uniforms[k, -1] = own[:-1], own[-1]
-        return uniforms
-
-    def _judge_singly(self, index: int, draft: Draft, logits: Tensor) -> Ruling:
-        """Position by position, for processors that must see accepted prefixes only."""
-        row, part = self.rows[index], draft.rows[index]
-        width, device, sampling = len(part.ids), logits.device, row.pipeline.sampling
-        raw = logits[index, : width + 1]
-        scores = raw.float().clone()
-        tokens = torch.tensor([part.ids], dtype=torch.long, device=device)
-        q = None
-        if sampling and row.acceptance.needs_q and width:
-            q = self._q(draft, [index], tokens)[:, :width]
-        uniforms = self._uniforms([row], [part], width).to(device) if sampling else None
-        for position in range(width + 1):
-            prefix = row.tokens + part.ids[:position]
-            scores[position] = row.pipeline.at(prefix, raw[position], custom=True)
-            seen = min(position + 1, width)  # drafted tokens judged so far
-            block = Block(
-                tokens=tokens[:, :seen],
-                counts=torch.tensor([seen], device=device),
-                logits=scores[None],
-                raw=raw[None],
-                q=None if q is None else q[:, :seen],
-                uniforms=uniforms,
-            )
-            verdict = judge(row.acceptance, block)
-            if position == width or int(verdict.accepted) < seen:
-                return self._ruling(position, int(verdict.next_tokens), scores)
-            if part.ids[position] in row.request.eos_ids:
-                return Ruling(position + 1, None, scores)
-        raise AssertionError("the position after the draft always ends the loop")
 
     # Committing.
 
@@ -355,26 +222,21 @@ class Engine:
                 row.stats.target_passes += 1
                 known[id(prompt)] = len(self.rows), logits
             self.rows.append(row)
-        for index, row in enumerate(rows, start=len(self.rows) - len(rows)):
-            if row.lookahead is None or row.acceptance.first == "target":
-                self._first_token(index, known[id(row.request.prompt)][1])
+        first = [row for row in rows if row.lookahead is None or row.acceptance.first == "target"]
+        if first:
+            self._first_tokens(first, [known[id(row.request.prompt)][1] for row in first])
         self.target.truncate([len(row.tokens) - 1 for row in self.rows])
 
-    def _first_token(self, index: int, logits: Tensor) -> None:
-        """Judge one row with nothing drafted; logits [1, vocab]."""
-        row = self.rows[index]
-        nothing = Draft([RowDraft([], [], open=False) for _ in self.rows])
-        logits = logits[None, :, : self.vocab]
-        blank = logits.expand(len(self.rows), -1, -1)
-        if row.pipeline.custom:
-            ruling = guarded(partial(self._judge_singly, index, nothing, blank))
-        else:
-            sampling = row.pipeline.sampling
-            ruling = self._judge_group(row.acceptance, sampling, [index], nothing, blank)[index]
-        if ruling.error is not None:
-            row.fail(ruling.error)
-        else:
-            self._emit(row, nothing.rows[index], ruling, logits[0])
+    def _first_tokens(self, rows: list[Row], logits: list[Tensor]) -> None:
+        """Judge rows with nothing drafted; their logits [1, vocab]."""
+        nothing = Draft([RowDraft([], [], open=False) for _ in rows])
+        stacked = torch.stack(logits)[..., : self.vocab]  # [rows, 1, vocab]
+        rulings = judge_rows(rows, nothing, stacked)
+        for row, part, ruling, raw in zip(rows, nothing.rows, rulings, stacked, strict=True):
+            if ruling.error is not None:
+                row.fail(ruling.error)
+            else:
+                self._emit(row, part, ruling, raw)
 
     def _admit_to_drafter(self) -> None:
         """Let the drafter catch up with the rows that it has not seen."""
@@ -420,14 +282,6 @@ class Engine:
         for row in rows:
             row.stats.target_seconds += target
             row.stats.draft_seconds += draft
-
-
-def guarded(rule: Callable[[], Ruling]) -> Ruling:
-    """A ruling, or the error of the request's own code."""
-    try:
-        return rule()
-    except Exception as cause:  # the user's code may raise anything; it ends this row alone
-        return Ruling(0, None, error=cause)
 
 
 def logprob(logits: Tensor, token: int, top: int) -> TokenLogprob:
