@@ -30,7 +30,7 @@ demo: venv ## the default pair: the target alone, lossless, and BiLD
 	$(BIN)/biglittle demo
 
 test: venv ## all tests (ARGS="-m 'not slow'" for the quick ones)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
 
 check: venv ## format, lint, types and docs, as CI runs them
 	$(BIN)/ruff format --check $(CODE)

@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from biglittle import catalogue
+
+# Tiny models gain nothing from threads, and lose much where cores are shared.
+torch.set_num_threads(1)
 
 # A model's first call warms up threads and kernels: no example has a deadline.
 settings.register_profile("biglittle", deadline=None)
