@@ -144,6 +144,7 @@ def start() -> Start:
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
             [sys.executable, "-c", BOOT, *arguments],
+            bufsize=0,  # a reader of the first byte leaves the rest to `communicate`
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm-256color"},
             **{**pipes, **streams},
         )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import transformers as tf
+from tests.models import build
 
 from biglittle import pair as pair_module
+from biglittle.cli import prompts
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
@@ -201,6 +205,26 @@ def test_model_whose_state_cannot_be_rolled_back(
     shutil.copy(Path(folders["target"]) / "tokenizer.json", tmp_path / "mamba")
     shutil.copy(Path(folders["target"]) / "tokenizer_config.json", tmp_path / "mamba")
     refused(run("generate", "-t", str(tmp_path / "mamba"), "The"), "mamba", "state")
+
+
+def test_audio_model_reads_no_text(run: Run, folders: Folders, tmp_path: Path) -> None:
+    build("whisper").save_pretrained(tmp_path / "whisper")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(folders["bare"]) / name, tmp_path / "whisper")
+    refused(run("generate", "-t", str(tmp_path / "whisper"), "The"), "input_features")
+
+
+@pytest.mark.parametrize("stdin", [None, "a terminal"])
+def test_no_prompt_and_nobody_to_ask(
+    run: Run, folders: Folders, monkeypatch: pytest.MonkeyPatch, stdin: str | None
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    patched = types.SimpleNamespace(stdin=None if stdin is None else Terminal())
+    monkeypatch.setattr(prompts, "sys", patched)
+    refused(run("generate", "-t", folders["target"]), "no prompt", "--file", "standard input")
 
 
 def test_chat_without_a_template(run: Run, folders: Folders) -> None:

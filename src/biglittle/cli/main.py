@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from io import TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -111,4 +112,7 @@ app.add_typer(models.app, name="models")
 
 def main() -> None:
     """The entry point of the script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a text may hold what an old encoding does not
+            stream.reconfigure(errors="replace")
     app()

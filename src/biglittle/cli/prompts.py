@@ -54,7 +54,7 @@ def read_prompts(
         asked += _json_lines(name)
     if asked:
         return asked
-    if sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.isatty():  # None: closed by whoever started the program
         raise ParameterError(
             "there is no prompt: give one as an argument, with --file or --jsonl, or on standard "
             "input"
