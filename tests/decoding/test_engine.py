@@ -37,12 +37,12 @@ def markov(seed: int) -> Markov:
 
 
 def pair(
-    *, rows: int | None = None, draft_context: int | None = None, noise: float = 0.5
+    *, rows: int | None = None, draft_rows: int | None = None, draft_context: int | None = None
 ) -> Engine:
-    """A target and a draft that agree more often than not."""
+    """A target and a draft that agree about half of the time."""
     target, other = markov(0), markov(1)
-    draft = Markov((1 - noise) * target.logits + noise * other.logits)
-    little = ScriptedRunner(draft, VOCAB, context=draft_context)
+    draft = Markov((target.logits + other.logits) / 2)
+    little = ScriptedRunner(draft, VOCAB, context=draft_context, rows=draft_rows)
     return engine_of(ScriptedRunner(target, VOCAB, rows=rows), ModelDrafter(little, VOCAB))
 
 
@@ -102,14 +102,17 @@ def assorted() -> list[Request]:
 ALONE = [essence(run(pair(), [r])[0]) for r in assorted()]
 
 
-@pytest.mark.parametrize("rows", [None, 1, 2, 5])
-def test_rows_of_a_mixed_batch_are_as_alone(rows: int | None) -> None:
-    engine = pair(rows=rows)
+@pytest.mark.parametrize(
+    ("rows", "draft_rows"), [(None, None), (1, None), (2, 5), (5, 3), (None, 2)]
+)
+def test_rows_of_a_mixed_batch_are_as_alone(rows: int | None, draft_rows: int | None) -> None:
+    engine = pair(rows=rows, draft_rows=draft_rows)
     assert [essence(r) for r in run(engine, assorted())] == ALONE
     target = engine.target
     assert isinstance(target, ScriptedRunner)
     assert target.lengths == []
-    assert max(map(len, target.forwards)) <= (rows or len(ALONE))
+    most = min(limit or len(ALONE) for limit in (rows, draft_rows))
+    assert max(map(len, target.forwards)) == most
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
