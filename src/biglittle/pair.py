@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import queue
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -16,8 +17,14 @@ from .chat import Chat
 from .decoding import Engine, Request
 from .decoding.sampling import resolve
 from .drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter
+from .engines.base import EncoderInput
 from .engines.transformers import make_runner
-from .engines.transformers.capability import base_model, embedding_weight, is_seq2seq
+from .engines.transformers.capability import (
+    base_model,
+    embedding_weight,
+    encoder_input,
+    is_seq2seq,
+)
 from .engines.transformers.loading import load_model, load_tokenizer
 from .errors import ParameterError, PolicyError
 from .matching import DraftSpec, check_pair, parse_draft, shared_vocab
@@ -129,11 +136,10 @@ class Pair:
         self.policy = self._policy(default if policy is None else policy)
         self._prompts = Prompts(
             tokenizer,
-            seq2seq=is_seq2seq(self.target),
+            encoder=self._encoder_input(),
             start=_decoder_start(self.target),
             vocab=runner.vocab,
             context=runner.limits.context,
-            reads=self.target.main_input_name,
             name=runner.name,
         )
         self._limits = runner.limits
@@ -322,6 +328,12 @@ class Pair:
                 "draft='prompt-lookup', or use policy='none'"
             )
         return chosen
+
+    def _encoder_input(self) -> EncoderInput | None:
+        """What both encoders read: the one with less room says how much."""
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        found = [reads for reads in map(encoder_input, models) if reads is not None]
+        return min(found, key=lambda reads: reads.tokens or math.inf, default=None)
 
     def _make_drafter(self, target: Any) -> Drafter | None:
         spec = self._spec

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .engines.base import Prompt
-from .errors import ContextError, ParameterError
+from .engines.base import EncoderInput, Prompt
+from .errors import ContextError, ParameterError, nearest
 
 __all__ = ["PromptLike", "Prompts"]
 
@@ -23,11 +23,10 @@ class Prompts:
 
     Args:
         tokenizer: May be None; then prompts are token ids or encoder inputs.
-        seq2seq: Whether prompts feed an encoder.
+        encoder: What the encoder that prompts feed reads; None for decoder-only models.
         start: What the decoder of an encoder-decoder model starts from.
         vocab: Token ids are below this.
         context: The most tokens of a row, or None.
-        reads: The model's main input: "input_ids", or for example "input_features".
         name: Of the model, for messages.
     """
 
@@ -35,19 +34,17 @@ class Prompts:
         self,
         tokenizer: Any,
         *,
-        seq2seq: bool,
+        encoder: EncoderInput | None,
         start: Sequence[int],
         vocab: int,
         context: int | None,
-        reads: str,
         name: str,
     ) -> None:
         self._tokenizer = tokenizer
-        self._seq2seq = seq2seq
+        self._encoder = encoder
         self._start = tuple(start)
         self._vocab = vocab
         self._context = context
-        self._reads = reads
         self._name = name
 
     def read(self, prompts: PromptLike) -> tuple[list[Prompt], bool]:
@@ -66,7 +63,7 @@ class Prompts:
 
     def _one(self, prompt: Any, index: int | None = None) -> Prompt:
         where = "the prompt" if index is None else f"prompt {index}"
-        if isinstance(prompt, Mapping) or self._seq2seq:
+        if isinstance(prompt, Mapping) or self._encoder is not None:
             return self._encoder_prompt(prompt, where)
         return self._checked(self._ids(prompt, where), where)
 
@@ -77,10 +74,11 @@ class Prompts:
             return list(self._need_tokenizer(where)(prompt).input_ids)
         if is_chat(prompt):
             return self.chat_ids(prompt, where)
-        ids = prompt.tolist() if isinstance(prompt, Tensor) else list(prompt)
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        ids = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+        whole = isinstance(ids, Sequence) and not isinstance(ids, bytes)
+        if not whole or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
             raise ParameterError(f"{where} is neither text, chat messages nor token ids")
-        return ids
+        return list(ids)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], where: str = "the chat") -> list[int]:
         """Token ids of chat messages, ready for the assistant's turn."""
@@ -92,35 +90,64 @@ class Prompts:
                 list(messages), tokenize=False, add_generation_prompt=True
             )
         except Exception as cause:  # templates raise their own errors for roles they refuse
-            raise ParameterError(f"{where}: the chat template refuses it: {cause}") from cause
+            reason = " ".join(str(cause).split())
+            raise ParameterError(f"{where}: the chat template refuses it: {reason}") from cause
         return list(tokenizer(text, add_special_tokens=False).input_ids)
 
     def _encoder_prompt(self, prompt: Any, where: str) -> Prompt:
-        if not self._seq2seq:
+        if self._encoder is None:
             raise ParameterError(f"{where} holds encoder inputs, but {self._name} has no encoder")
         start = self._start
         if isinstance(prompt, Mapping):
-            inputs = {name: _as_batch(value, where) for name, value in prompt.items()}
+            inputs = {name: _as_batch(name, value, where) for name, value in prompt.items()}
             if "decoder_input_ids" in inputs:
-                start = tuple(inputs.pop("decoder_input_ids")[0].tolist())
-            if not inputs:
-                raise ParameterError(f"{where} has no encoder input")
+                start = tuple(_whole_row("decoder_input_ids", inputs, where))
+                del inputs["decoder_input_ids"]
         else:
             ids = torch.tensor([self._ids(prompt, where)], dtype=torch.long)
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if self._reads != "input_ids" and self._reads not in inputs:
-            raise ParameterError(
-                f"{where} has no {self._reads}, which {self._name} reads; give "
-                f"{{{self._reads!r}: ...}}"
-            )
-        if "input_ids" in inputs:
-            self._check_range(inputs["input_ids"][0].tolist(), where)
+        self._check_encoder(inputs, self._encoder, where)
         if not start:
             raise ParameterError(
                 f"{self._name} does not say what its decoder starts from; give "
                 "decoder_input_ids with the encoder's inputs"
             )
         return self._checked(list(start), where, inputs)
+
+    def _check_encoder(self, inputs: dict[str, Tensor], reads: EncoderInput, where: str) -> None:
+        for name in inputs:
+            if name not in reads.names:
+                raise ParameterError(
+                    f"{where}: {reads.model} has no input {name!r}; it reads "
+                    f"{', '.join(sorted(reads.names))}{nearest(name, reads.names)}"
+                )
+        if not {reads.main, "inputs_embeds", "encoder_outputs"} & inputs.keys():
+            raise ParameterError(
+                f"{where} has no {reads.main}, which {reads.model} reads; give "
+                f"{{{reads.main!r}: ...}}"
+            )
+        if "input_ids" in inputs:
+            self._check_text(inputs, reads, where)
+        features = inputs.get("input_features")
+        if features is not None and reads.features not in (None, tuple(features.shape[1:])):
+            raise ParameterError(
+                f"{where}: input_features of shape {list(features.shape)}, but {reads.model} reads "
+                f"{[1, *reads.features]}: mel bins and frames"
+            )
+
+    def _check_text(self, inputs: dict[str, Tensor], reads: EncoderInput, where: str) -> None:
+        ids = _whole_row("input_ids", inputs, where)
+        self._check_range(ids, where)
+        if reads.tokens is not None and len(ids) > reads.tokens:
+            raise ContextError(
+                f"{where} has {len(ids)} tokens, but the encoder of {reads.model} reads "
+                f"{reads.tokens} at most; shorten it"
+            )
+        mask = inputs.get("attention_mask")
+        if mask is not None and mask.shape != (1, len(ids)):
+            raise ParameterError(
+                f"{where}: attention_mask of shape {list(mask.shape)} for {len(ids)} tokens"
+            )
 
     def _checked(
         self, ids: list[int], where: str, encoder: Mapping[str, Tensor] | None = None
@@ -175,12 +202,25 @@ def is_single(prompt: Any) -> bool:
     return bool(prompt) and isinstance(prompt[0], int)
 
 
-def _as_batch(value: Any, where: str) -> Tensor:
+def _whole_row(name: str, inputs: Mapping[str, Tensor], where: str) -> list[int]:
+    """The token ids of an input [1, tokens]."""
+    ids = inputs[name]
+    if not ids.numel():
+        raise ParameterError(f"{where}: {name} is empty")
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise ParameterError(f"{where}: {name} must be whole numbers, [1, tokens]")
+    row: list[int] = ids[0].tolist()
+    return row
+
+
+def _as_batch(name: str, value: Any, where: str) -> Tensor:
     """An encoder input with its leading dimension of one."""
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    if (
-        tensor.dim() in (1, 2) and tensor.is_floating_point()
-    ) or tensor.dim() == 1:  # e.g. mel features without a batch
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as cause:
+        raise ParameterError(f"{where}: {name} is neither a tensor nor numbers") from cause
+    bare = 2 if tensor.is_floating_point() else 1  # e.g. mel features [bins, frames]
+    if tensor.dim() <= bare:
         tensor = tensor[None]
     if tensor.shape[0] != 1:
         raise ParameterError(

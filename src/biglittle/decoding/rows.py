@@ -180,7 +180,7 @@ class Row:
         if isinstance(cause, RowError):
             self.error = cause
         else:
-            self.error = RowError(f"{type(cause).__name__}: {cause}")
+            self.error = RowError(f"{type(cause).__name__}: {' '.join(str(cause).split())}")
             self.error.__cause__ = cause
         self.finish(FinishReason.ERROR)
 

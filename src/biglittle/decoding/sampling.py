@@ -143,9 +143,10 @@ def resolve(
     limit = params.max_new_tokens or _default_limit(defaults, prompt_length)
     limit = limit if room is None else min(limit, room)
     sampling = _sampling(params, defaults)
+    bad_words = _bad_words(params, defaults, vocab, tokenizer)
     pipeline = Pipeline(
         sampling=sampling is not None,
-        prefix=_prefix_processors(params, defaults, prompt_length, limit, eos, tokenizer, device),
+        prefix=_prefix_processors(params, defaults, prompt_length, limit, eos, bad_words, device),
         custom=tuple(params.logits_processors),
         pointwise=tuple(_suppressors(params, defaults, device)) + tuple(sampling or ()),
     )
@@ -221,7 +222,7 @@ def _prefix_processors(
     prompt_length: int,
     limit: int,
     eos: list[int],
-    tokenizer: Any,
+    bad_words: list[list[int]],
     device: torch.device,
 ) -> tuple[Processor, ...]:
     """Stateless processors that read the prefix, in transformers' order."""
@@ -236,8 +237,8 @@ def _prefix_processors(
         found.append(tf.RepetitionPenaltyLogitsProcessor(float(penalty)))
     if size := pick("no_repeat_ngram_size"):
         found.append(tf.NoRepeatNGramLogitsProcessor(int(size)))
-    if words := _bad_word_ids(params, defaults, tokenizer):
-        found.append(tf.NoBadWordsLogitsProcessor(words, eos_token_id=eos or None))
+    if bad_words:
+        found.append(tf.NoBadWordsLogitsProcessor(bad_words, eos_token_id=eos or None))
     if eos and (least := getattr(defaults, "min_length", None)):
         found.append(tf.MinLengthLogitsProcessor(int(least), eos, device=where))
     if eos and (least := pick("min_new_tokens")):
@@ -256,10 +257,18 @@ def _prefix_processors(
     return tuple(found)
 
 
-def _bad_word_ids(params: GenerationParams, defaults: Any, tokenizer: Any) -> list[list[int]]:
-    words: list[list[int]] = [list(w) for w in (getattr(defaults, "bad_words_ids", None) or [])]
+def _bad_words(
+    params: GenerationParams, defaults: Any, vocab: int, tokenizer: Any
+) -> list[list[int]]:
+    """Token ids of the caller's bad words, and of the model's own that it can write at all."""
+    own = getattr(defaults, "bad_words_ids", None) or []
+    words: list[list[int]] = [list(word) for word in own if max(word) < vocab]
     for word in params.bad_words:
         if not isinstance(word, str):
+            if max(word) >= vocab:
+                raise ParameterError(
+                    f"bad_words: token id {max(word)} is not below the vocabulary of {vocab}"
+                )
             words.append(list(word))
             continue
         if tokenizer is None:

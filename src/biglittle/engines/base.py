@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .timing import Stopwatch
 
-__all__ = ["Limits", "Prompt", "Runner", "Saved"]
+__all__ = ["EncoderInput", "Limits", "Prompt", "Runner", "Saved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,22 @@ class Prompt:
     """The encoder's inputs, each [1, ...], e.g. `input_ids` and `attention_mask`, or
     `input_features`; None for causal models. With `encoder_outputs` [1, span, dim] among them, the
     target's encoder has run already."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What a model's encoder reads."""
+
+    model: str
+    """The model, for messages."""
+    main: str
+    """Its main input: "input_ids", or for example "input_features"."""
+    names: frozenset[str]
+    """All its inputs."""
+    tokens: int | None = None
+    """The most tokens of text; None is no limit."""
+    features: tuple[int, int] | None = None
+    """Mel bins and frames of audio, where they are fixed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from ...errors import ParameterError, UnsupportedModelError
+from ...errors import ParameterError, UnsupportedModelError, nearest
+from ..base import EncoderInput
 
 __all__ = [
     "base_model",
@@ -23,6 +25,7 @@ __all__ = [
     "context_limit",
     "decoder_config",
     "embedding_weight",
+    "encoder_input",
     "is_seq2seq",
     "layer_kinds",
     "model_name",
@@ -46,9 +49,14 @@ def base_model(model: Any) -> PreTrainedModel:
                 "prompt-learning adapters are not supported; use LoRA or merge the adapter first"
             )
         return base_model(model.get_base_model())
+    if isinstance(model, str | Path):
+        raise UnsupportedModelError(
+            f"{str(model)!r} is a name, not a model; give it to biglittle.load"
+            f"{nearest(str(model), ('prompt-lookup', 'early-exit:layers=2'))}"
+        )
     raise UnsupportedModelError(
-        f"{type(model).__name__} is not a transformers model; give a PreTrainedModel, a hub id, "
-        "a local folder or a GGUF file"
+        f"{type(model).__name__} is not a transformers model; give one, or give biglittle.load a "
+        "hub id, a folder or a GGUF file"
     )
 
 
@@ -100,6 +108,27 @@ def context_limit(model: PreTrainedModel) -> int | None:
         if isinstance(limit, int) and limit > 0:
             return limit
     return None
+
+
+def encoder_input(model: PreTrainedModel) -> EncoderInput | None:
+    """What the model's encoder reads; None without one."""
+    if not is_seq2seq(model):
+        return None
+    encoder = model.get_encoder()
+    positions = getattr(encoder, "embed_positions", None)
+    room = None
+    if isinstance(positions, nn.Embedding):
+        room = positions.num_embeddings - int(getattr(positions, "offset", 0))
+    bins = getattr(model.config, "num_mel_bins", None)
+    inputs = {model.main_input_name, "attention_mask", "inputs_embeds"}
+    heard = (bins, 2 * room) if room and bins and model.config.model_type == "whisper" else None
+    return EncoderInput(
+        model=model_name(model),
+        main=model.main_input_name,
+        names=frozenset(parameters_of(encoder.forward) & inputs | {"encoder_outputs"}),
+        tokens=room if model.main_input_name == "input_ids" else None,
+        features=heard,
+    )
 
 
 def parameters_of(function: Callable[..., Any]) -> set[str]:
