@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from .engines.transformers.capability import is_seq2seq, model_name, vocab_size
 from .errors import IncompatiblePairError, ParameterError, nearest
 
-__all__ = ["DraftSpec", "check_pair", "parse_draft", "shared_vocab"]
+__all__ = ["DraftSpec", "check_pair", "check_tokenizers", "parse_draft", "shared_vocab"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ def parse_draft(draft: Any) -> DraftSpec:
     """The meaning of `load`'s `draft`.
 
     Raises:
-        ParameterError: `early-exit` without a number of layers, or an unknown option.
+        ParameterError: `early-exit` without a number of layers, an unknown option, or a mode that
+            is misspelt.
     """
     if draft is None:
         return DraftSpec()
@@ -49,6 +52,10 @@ def parse_draft(draft: Any) -> DraftSpec:
         return draft
     name, _, option = str(draft).partition(":") if isinstance(draft, str) else ("", "", "")
     if name not in MODES:
+        if get_close_matches(name, MODES, cutoff=0.8) and not Path(draft).exists():
+            raise ParameterError(
+                f"draft {draft!r} is neither a model nor a mode{nearest(name, MODES)}"
+            )
         return DraftSpec(model=draft)
     wanted = MODES[name]
     key, _, value = option.partition("=")
@@ -64,9 +71,18 @@ def parse_draft(draft: Any) -> DraftSpec:
 
 def shared_vocab(head: int, tokenizer: Any) -> int:
     """Ids that may be emitted: what the head has beyond the tokenizer is padding."""
-    if tokenizer is None:
-        return head
-    return min(head, 1 + max(map(int, tokenizer.get_vocab().values())))
+    return head if tokenizer is None else min(head, 1 + max(_vocabulary(tokenizer).values()))
+
+
+def _vocabulary(tokenizer: Any) -> dict[str, int]:
+    """Every token and its id."""
+    if not hasattr(tokenizer, "get_vocab"):
+        raise ParameterError(
+            f"tokenizer: {type(tokenizer).__name__} is not a transformers tokenizer; of a "
+            "processor, give its .tokenizer"
+        )
+    found: dict[str, int] = tokenizer.get_vocab()
+    return found
 
 
 def check_pair(target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> None:
@@ -79,9 +95,8 @@ def check_pair(target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) ->
             "choose a draft of the same kind"
         )
     _check_encoder_inputs(target, draft, big, little)
-    if tokenizer is not None and draft_tokenizer is not None:
-        _check_tokenizers(tokenizer, draft_tokenizer, big, little)
-    elif tokenizer is None and not _padded_alike(vocab_size(target), vocab_size(draft)):
+    check_tokenizers(tokenizer, draft_tokenizer, big, little)
+    if tokenizer is None and not _padded_alike(vocab_size(target), vocab_size(draft)):
         raise IncompatiblePairError(
             f"{big} has a vocabulary of {vocab_size(target)} and {little} of {vocab_size(draft)}, "
             "which is more than padding; choose a draft of the same family"
@@ -111,10 +126,19 @@ def _check_encoder_inputs(target: Any, draft: Any, big: str, little: str) -> Non
         )
 
 
-def _check_tokenizers(one: Any, other: Any, big: str, little: str) -> None:
-    """Every id that both tokenizers know must be the same token."""
-    ours = {index: token for token, index in one.get_vocab().items()}
-    theirs = {index: token for token, index in other.get_vocab().items()}
+def check_tokenizers(one: Any, other: Any, big: str, little: str) -> None:
+    """Raise `IncompatiblePairError` unless every id that both tokenizers know is the same token.
+
+    Args:
+        one: The target's; None if there is none, and then there is nothing to compare.
+        other: The draft's; None if it is the same.
+        big: Name of the target.
+        little: Name of the draft.
+    """
+    if one is None or other is None:
+        return
+    ours = {index: token for token, index in _vocabulary(one).items()}
+    theirs = {index: token for token, index in _vocabulary(other).items()}
     both = ours.keys() & theirs.keys()
     differ = [index for index in sorted(both) if ours[index] != theirs[index]]
     if differ:

@@ -25,9 +25,14 @@ from .engines.transformers.capability import (
     encoder_input,
     is_seq2seq,
 )
-from .engines.transformers.loading import load_model, load_tokenizer
+from .engines.transformers.loading import (
+    load_model,
+    load_tokenizer,
+    pick_device,
+    pick_dtype,
+)
 from .errors import ParameterError, PolicyError
-from .matching import DraftSpec, check_pair, parse_draft, shared_vocab
+from .matching import DraftSpec, check_pair, check_tokenizers, parse_draft, shared_vocab
 from .params import GenerationParams, make_params
 from .policy import Policy, PolicyLike, parse_policy
 from .prompts import PromptLike, Prompts
@@ -81,19 +86,24 @@ def load(
     """
     chosen = None if policy is None else parse_policy(policy)
     spec = parse_draft(draft)
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    own = tokenizer if tokenizer is not None else load_tokenizer(target, **options)
-    options["pack"] = pack
-    big = load_model(target, dtype=dtype, device=device, adapter=adapter, **options)
-    little, little_tokenizer = None, None
+    kinds = dtype, dtype if draft_dtype is None else draft_dtype
+    devices = device, device if draft_device is None else draft_device
+    # Whatever can be wrong is found out before anything large is read.
+    for kind, where in zip(kinds, devices, strict=True):
+        pick_dtype(kind)
+        pick_device(where)
+    own, little_tokenizer = tokenizer, None
+    if own is None:
+        own = load_tokenizer(target, trust_remote_code=trust_remote_code)
     if spec.model is not None:
         little_tokenizer = load_tokenizer(spec.model, trust_remote_code=trust_remote_code)
-        little = load_model(
-            spec.model,
-            dtype=dtype if draft_dtype is None else draft_dtype,
-            device=device if draft_device is None else draft_device,
-            **options,
-        )
+        big_name = str(target) if isinstance(target, str | Path) else type(target).__name__
+        check_tokenizers(own, little_tokenizer, big_name, str(spec.model))
+    options: dict[str, Any] = {"pack": pack, "trust_remote_code": trust_remote_code}
+    big = load_model(target, dtype=kinds[0], device=devices[0], adapter=adapter, **options)
+    little = spec.model
+    if little is not None:
+        little = load_model(little, dtype=kinds[1], device=devices[1], **options)
     return Pair(big, dataclasses.replace(spec, model=little), own, little_tokenizer, policy=chosen)
 
 

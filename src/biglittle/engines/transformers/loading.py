@@ -10,6 +10,7 @@ import torch
 import transformers as tf
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
 
 from ... import catalogue
 from ...errors import LoadError, ParameterError, nearest
@@ -41,7 +42,7 @@ def pick_device(device: str | torch.device) -> torch.device:
         found = torch.device(device)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as cause:
-        reason = str(cause).splitlines()[0]
+        reason = str(cause).splitlines()[0].split(". ")[0]
         raise ParameterError(
             f"device {str(device)!r} is not available here ({reason}); try 'auto' or 'cpu'"
         ) from cause
@@ -53,9 +54,8 @@ def pick_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
     if dtype not in DTYPES:
-        raise ParameterError(
-            f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}{nearest(dtype, DTYPES)}"
-        )
+        hint = nearest(str(dtype), DTYPES)
+        raise ParameterError(f"unknown dtype {dtype!r}; known: auto, {', '.join(DTYPES)}{hint}")
     return DTYPES[dtype]
 
 
@@ -90,10 +90,13 @@ def load_model(
     if (base := _adapter_base(folder)) is not None:
         adapter, folder = folder, locate(base, kind)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    model = _guarded(
+    model, report = _guarded(
         source,
-        lambda: _model_class(folder, options).from_pretrained(folder, dtype=kind, **options),
+        lambda: _model_class(folder, options).from_pretrained(
+            folder, dtype=kind, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        ),
     )
+    _check_weights(source, report)
     if kind == "auto" and where.type == "cpu" and model.dtype == torch.float16:
         model = model.to(torch.bfloat16)
     model = model.to(where)
@@ -128,6 +131,8 @@ def locate(source: str | Path, dtype: str | torch.dtype = "auto") -> str:
     Raises:
         LoadError: A path that does not exist, or a file or folder that holds no model.
     """
+    if not str(source):
+        raise LoadError("the model's name is empty; give a hub id, a folder or a GGUF file")
     path = Path(source).expanduser()
     if path.is_file():
         if path.suffix != ".gguf":
@@ -173,6 +178,20 @@ def _model_class(folder: str, options: dict[str, Any]) -> Any:
     return tf.AutoModelForSeq2SeqLM
 
 
+def _check_weights(source: Source, report: dict[str, Any]) -> None:
+    """Raise `LoadError` for weights that are missing or do not fit: transformers makes them up."""
+    for name, found, wanted in sorted(report["mismatched_keys"]):
+        raise LoadError(
+            f"cannot load {str(source)!r}: {name} has shape {list(found)}, but by config.json it "
+            f"is {list(wanted)}; fetch the model again"
+        )
+    if missing := sorted(report["missing_keys"]):
+        raise LoadError(
+            f"cannot load {str(source)!r}: {len(missing)} of its weights are missing, e.g. "
+            f"{missing[0]}; fetch the model again, or load one with a language-model head"
+        )
+
+
 def _guarded(source: Source, load: Any) -> Any:
     """Run a loading step; whatever it raises becomes one line."""
     try:
@@ -182,6 +201,10 @@ def _guarded(source: Source, load: Any) -> Any:
     except Exception as cause:  # loaders raise anything, from OSError to errors of their formats
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         reason = lines[0] if lines else type(cause).__name__
+        if reason.endswith(":"):  # what it announces is on the next line
+            reason = " ".join(lines[:2])
+        if isinstance(cause, SafetensorError):
+            reason = f"its weights are damaged ({reason}); fetch them again"
         raise LoadError(f"cannot load {str(source)!r}: {reason}") from cause
 
 
