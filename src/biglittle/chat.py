@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from .errors import ParameterError
@@ -36,24 +36,23 @@ class Chat:
     def send(self, text: str, **options: Any) -> Result:
         """Say something; the answer. See `Pair.generate` for the options."""
         for chunk in self.stream(text, **options):
-            if chunk.result is not None:
+            if chunk.result is not None and chunk.result.error is None:
                 return chunk.result
-        raise AssertionError("a stream ends with a result")
+        raise AssertionError("a stream ends with a result or raises")
 
-    def stream(self, text: str, **options: Any) -> Iterator[Chunk]:
+    def stream(self, text: str, **options: Any) -> Generator[Chunk, None, None]:
         """Say something; the answer as it comes. A turn that is left early is kept as far as it
         was written."""
         if not text:
             raise ParameterError("the message is empty")
-        options = {**self._options, **options}
-        if options.get("n", 1) != 1:
-            raise ParameterError("a chat goes on from one answer: n must be 1")
         messages = [*self.messages, {"role": "user", "content": text}]
-        request = self._pair.requests(messages, **options)[0]
-        request = dataclasses.replace(request, keep_state=True, saved=self._saved)
+        requests = self._pair.requests(messages, **{**self._options, **options})
+        if len(requests) != 1:
+            raise ParameterError("a chat goes on from one answer: n must be 1")
+        request = dataclasses.replace(requests[0], keep_state=True, saved=self._saved)
         return self._answer(messages, request)
 
-    def _answer(self, messages: list[dict[str, str]], request: Any) -> Iterator[Chunk]:
+    def _answer(self, messages: list[dict[str, str]], request: Any) -> Generator[Chunk, None, None]:
         engine = self._pair.engine()
         row = engine.admit(request)
         try:
@@ -69,7 +68,8 @@ class Chat:
 
     def _remember(self, messages: list[dict[str, str]], row: Row) -> None:
         if row.error is None:
-            self.messages = [*messages, {"role": "assistant", "content": row.result().text}]
+            text = row.result().text.rstrip("\ufffd")  # left early, inside a character
+            self.messages = [*messages, {"role": "assistant", "content": text}]
             self._saved = row.saved
 
     def reset(self) -> None:

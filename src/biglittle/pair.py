@@ -7,7 +7,7 @@ import dataclasses
 import math
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ class Pair:
         policy: PolicyLike | None = None,
         params: GenerationParams | None = None,
         **changes: Any,
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Generate, yielding what every round adds; see `generate`.
 
         Yields chunks of all prompts as they come (`Chunk.index` says whose); a row's last chunk
@@ -219,7 +219,7 @@ class Pair:
         requests, single = self._requests(prompt, policy, make_params(params, changes))
         return self._stream(requests, single)
 
-    def _stream(self, requests: list[Request], single: bool) -> Iterator[Chunk]:
+    def _stream(self, requests: list[Request], single: bool) -> Generator[Chunk, None, None]:
         engine = self.engine()
         for request in requests:
             engine.admit(request)
@@ -236,7 +236,7 @@ class Pair:
         """`generate`, in a thread, so that an event loop goes on."""
         return await asyncio.to_thread(self.generate, prompt, **options)
 
-    async def astream(self, prompt: PromptLike, **options: Any) -> AsyncIterator[Chunk]:
+    async def astream(self, prompt: PromptLike, **options: Any) -> AsyncGenerator[Chunk, None]:
         """`stream`, in a thread. Leaving the loop cancels what is left."""
         chunks = self.stream(prompt, **options)
         arrived: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
