@@ -343,7 +343,11 @@ class Pair:
         """What both encoders read: the one with less room says how much."""
         models = [self.target] if self.draft is None else [self.target, self.draft]
         found = [reads for reads in map(encoder_input, models) if reads is not None]
-        return min(found, key=lambda reads: reads.tokens or math.inf, default=None)
+        least = min(found, key=lambda reads: reads.tokens or math.inf, default=None)
+        if least is None or self.draft is None:
+            return least
+        # What the target's encoder made of an input is of no use to the draft's.
+        return dataclasses.replace(least, stand_ins=frozenset())
 
     def _make_drafter(self, target: Any) -> Drafter | None:
         spec = self._spec

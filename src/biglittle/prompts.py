@@ -121,7 +121,7 @@ class Prompts:
                     f"{where}: {reads.model} has no input {name!r}; it reads "
                     f"{', '.join(sorted(reads.names))}{nearest(name, reads.names)}"
                 )
-        if not {reads.main, "inputs_embeds", "encoder_outputs"} & inputs.keys():
+        if not {reads.main, *reads.stand_ins} & inputs.keys():
             raise ParameterError(
                 f"{where} has no {reads.main}, which {reads.model} reads; give "
                 f"{{{reads.main!r}: ...}}"

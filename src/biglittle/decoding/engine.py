@@ -141,9 +141,6 @@ class Engine:
             zip(self.rows, draft.rows, rulings, strict=True)
         ):
             self._count(row, part, ruling, verified=logits is not None)
-            if ruling.error is not None:
-                row.fail(ruling.error)
-                continue
             emitted = self._emit(row, part, ruling, None if logits is None else logits[index])
             drafted = len(part.ids)
             row.stats.accepted += min(ruling.accepted, emitted)
@@ -151,6 +148,8 @@ class Engine:
             if row.lookahead is not None:
                 state = row.lookahead_state
                 row.lookahead_state = row.lookahead.observe(state, drafted, ruling.accepted)
+            if ruling.error is not None and not row.finished:
+                row.fail(ruling.error)
 
     @staticmethod
     def _count(row: Row, part: RowDraft, ruling: Ruling, *, verified: bool) -> None:

@@ -27,6 +27,7 @@ class Ruling:
     scores: Tensor | None = None
     """Processed scores of the positions judged, [≥ emitted tokens, vocab]."""
     error: BaseException | None = None
+    """What ends the row after the accepted tokens: the request's own code raised it."""
 
 
 def judge_rows(rows: Sequence[Row], draft: Draft, logits: Tensor) -> list[Ruling]:
@@ -44,7 +45,7 @@ def judge_rows(rows: Sequence[Row], draft: Draft, logits: Tensor) -> list[Ruling
             rulings[index] = Ruling(len(part.ids), None, scores)
         elif row.pipeline.custom:
             q = None if draft.q is None else draft.q[index : index + 1]
-            rulings[index] = _guarded(row, part, q, logits[index])
+            rulings[index] = _judge_singly(row, part, q, logits[index])
     rest = [index for index in range(len(rows)) if index not in rulings]
     groups = by_key([(rows[i].acceptance, rows[i].pipeline.sampling) for i in rest])
     for (rule, sampling), members in groups:
@@ -109,7 +110,7 @@ def _ruling(accepted: int, token: int, scores: Tensor) -> Ruling:
     if token < scores.shape[-1]:
         return Ruling(accepted, token, scores)
     problem = "no token can be drawn: the processors ruled out every one, or left no numbers"
-    return Ruling(0, None, error=RowError(problem))
+    return Ruling(0, None, error=RowError(problem))  # nor is what was accepted to be trusted
 
 
 def _drawn_from(q: Tensor | None, tokens: Tensor, vocab: int) -> Tensor:
@@ -132,14 +133,6 @@ def _uniforms(rows: Sequence[Row], parts: Sequence[RowDraft], width: int) -> Ten
     return uniforms
 
 
-def _guarded(row: Row, part: RowDraft, q: Tensor | None, logits: Tensor) -> Ruling:
-    """A ruling, or the error of the request's own code."""
-    try:
-        return _judge_singly(row, part, q, logits)
-    except Exception as cause:  # the user's code may raise anything; it ends this row alone
-        return Ruling(0, None, error=cause)
-
-
 def _judge_singly(row: Row, part: RowDraft, q: Tensor | None, logits: Tensor) -> Ruling:
     """Position by position, for processors that must see accepted prefixes only.
 
@@ -154,7 +147,10 @@ def _judge_singly(row: Row, part: RowDraft, q: Tensor | None, logits: Tensor) ->
     uniforms = _uniforms([row], [part], width).to(device) if sampling else None
     for position in range(width + 1):
         prefix = row.tokens + part.ids[:position]
-        scores[position] = row.pipeline.at(prefix, raw[position], custom=True)
+        try:
+            scores[position] = row.pipeline.at(prefix, raw[position], custom=True)
+        except Exception as cause:  # the user's code may raise anything; it ends this row alone
+            return Ruling(position, None, scores, error=cause)
         seen = min(position + 1, width)  # drafted tokens judged so far
         block = Block(
             tokens=tokens[:, :seen],

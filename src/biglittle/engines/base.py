@@ -46,6 +46,8 @@ class EncoderInput:
     """Its main input: "input_ids", or for example "input_features"."""
     names: frozenset[str]
     """All its inputs."""
+    stand_ins: frozenset[str] = frozenset({"inputs_embeds", "encoder_outputs"})
+    """What may be given in place of the main one."""
     tokens: int | None = None
     """The most tokens of text; None is no limit."""
     features: tuple[int, int] | None = None
