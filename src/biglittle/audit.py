@@ -23,7 +23,7 @@ from .policy import PolicyLike, parse_policy
 if TYPE_CHECKING:
     from .pair import Pair
 
-__all__ = ["Audit", "Difference", "audit"]
+__all__ = ["Audit", "Difference", "audit", "compare"]
 
 CONTEXT = 16  # tokens of the wide pass that the narrow one is compared with
 
@@ -94,12 +94,20 @@ def audit(
     plain = pair.requests(prompt, policy="none", params=params)
     other = pair.requests(prompt, policy=chosen, params=params)
     return [
-        _compare(pair, one.prompt, pair.run([one])[0].token_ids, pair.run([two])[0].token_ids)
+        compare(pair, one.prompt, pair.run([one])[0].token_ids, pair.run([two])[0].token_ids)
         for one, two in zip(plain, other, strict=True)
     ]
 
 
-def _compare(pair: Pair, prompt: Prompt, plain: Sequence[int], other: Sequence[int]) -> Audit:
+def compare(pair: Pair, prompt: Prompt, plain: Sequence[int], other: Sequence[int]) -> Audit:
+    """Compare two greedy outputs that are there already.
+
+    Args:
+        pair: The pair that wrote them.
+        prompt: What they go on from (`Request.prompt`).
+        plain: Tokens of the target alone.
+        other: Tokens of a lossless policy.
+    """
     pairs = list(zip(plain, other, strict=False))
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(pairs))
     if same == len(plain) == len(other):
