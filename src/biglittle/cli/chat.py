@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -150,7 +150,7 @@ class Session:
 
     def _answer(self, text: str) -> None:
         show = self._screen.writer(self._pair, self._opening)
-        chunks: Any = self._chat.stream(text, policy=self._policy)
+        chunks = self._chat.stream(text, policy=self._policy)
         result: Result | None = None
         shown = 0  # characters
         with first_interrupt() as interrupted, closing(chunks):
