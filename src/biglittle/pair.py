@@ -94,9 +94,11 @@ def load(
         pick_device(where)
     own, little_tokenizer = tokenizer, None
     if own is None:
-        own = load_tokenizer(target, trust_remote_code=trust_remote_code)
+        own = load_tokenizer(target, dtype=kinds[0], trust_remote_code=trust_remote_code)
     if spec.model is not None:
-        little_tokenizer = load_tokenizer(spec.model, trust_remote_code=trust_remote_code)
+        little_tokenizer = load_tokenizer(
+            spec.model, dtype=kinds[1], trust_remote_code=trust_remote_code
+        )
         big_name = str(target) if isinstance(target, str | Path) else type(target).__name__
         check_tokenizers(own, little_tokenizer, big_name, str(spec.model))
     options: dict[str, Any] = {"pack": pack, "trust_remote_code": trust_remote_code}

@@ -107,11 +107,16 @@ def load_model(
     return model
 
 
-def load_tokenizer(source: Source, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer that lies beside a model; None for one without (an audio model, an object)."""
+def load_tokenizer(
+    source: Source, *, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False
+) -> Any:
+    """The tokenizer that lies beside a model; None for one without (an audio model, an object).
+
+    `dtype` is what the model is loaded in: a GGUF file is converted once, for both.
+    """
     if not isinstance(source, str | Path):
         return None
-    folder = locate(source)
+    folder = locate(source, pick_dtype(dtype))
     if (base := _adapter_base(folder)) is not None:
         folder = locate(base)
     if Path(folder).is_dir() and not any(any(Path(folder).glob(name)) for name in TOKENIZERS):
