@@ -216,11 +216,9 @@ def test_past_a_chunk_and_a_block(name: str) -> None:
     assert [list(result.token_ids) for result in results] == wanted
 
 
-@pytest.mark.parametrize("name", list(models.ENCODER_DECODER))
+@pytest.mark.parametrize("name", ["bart", "marian", "whisper"])  # T5's positions have no end
 def test_rows_near_the_end_of_the_context(name: str) -> None:
     """A long row beside a short one that drafts past where the long one may go."""
-    if name in ("t5", "mt5"):
-        pytest.skip("relative positions have no end")
     sizes = {"max_position_embeddings": 32, "max_target_positions": 32, "num_mel_bins": 8}
     kinds = {"bart": "Bart", "marian": "Marian", "whisper": "Whisper"}
     suffix = "MTModel" if name == "marian" else "ForConditionalGeneration"
