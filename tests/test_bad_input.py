@@ -94,7 +94,7 @@ POLICIES: list[tuple[Any, list[str]]] = [
     ("dynamic:threshold=-0.1", ["threshold=-0.1", "between 0 and 1"]),
     ("dynamic:threshold=nan", ["threshold=nan"]),
     ("dynamic:threshold=high", ["threshold=high", "a number"]),
-    ("bild:fallback=-1", ["-1", "at least 0"]),
+    ("bild:fallback=nan", ["nan", "must be a number"]),
     ("bild:fallback=nan", ["nan"]),
     ("bild:rollback=nan", ["rollback=nan"]),
     ("bild:first=nobody", ["first=nobody", "draft, target"]),

@@ -309,6 +309,7 @@ class Pair:
                 vocab=self.vocab,
                 tokenizer=self.tokenizer,
                 device=embedding_weight(self.target).device,
+                encoder_ids=(start.encoder or {}).get("input_ids"),
             )
             # One tuple of processors for all rows lets the loop run them on all rows at once.
             pointwise = settings.pipeline.pointwise if pointwise is None else pointwise

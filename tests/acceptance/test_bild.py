@@ -131,9 +131,9 @@ def test_the_defaults_are_those_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rollback": math.nan}, "rollback=nan must be a number of nats"),
-        ({"rollback": "3"}, "rollback='3' must be a number of nats"),
-        ({"rollback": None}, "rollback=None must be a number of nats"),
+        ({"rollback": math.nan}, "rollback=nan must be a number"),
+        ({"rollback": "3"}, "rollback='3' must be a number"),
+        ({"rollback": None}, "rollback=None must be a number"),
         ({"first": "big"}, "first='big' must be one of draft, target"),
         ({"shortcut": "yes"}, "shortcut='yes' must be one of on, off, rest"),
         ({"distribution": ""}, "distribution='' must be one of processed, raw"),

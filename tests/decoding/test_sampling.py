@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers as tf
 from tests.fakes import ByteTokenizer, request
-from tests.models import VOCAB, build
+from tests.models import VOCAB, build, encoder_inputs
 from torch import Tensor
 
-from biglittle import GenerationParams, ParameterError, RowError
+from biglittle import GenerationParams, Pair, ParameterError, RowError
 from biglittle.decoding import Row
 from biglittle.decoding.sampling import Pipeline, Settings, apply_pointwise, process_block, resolve
 
@@ -254,3 +254,29 @@ def test_only_the_users_processors_may_not_rule_out_everything() -> None:
     with pytest.raises(RowError, match="ruled out every token"):
         Pipeline(custom=(nothing,)).at([1], torch.zeros(5), custom=True)
     assert not Pipeline(custom=(nothing,)).plain
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"sequence_bias": [[[7], -4.0], [[11, 12], 3.0]]},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"encoder_repetition_penalty": 1.7},
+        {"exponential_decay_length_penalty": (2, 1.3), "eos_token_id": 5},
+    ],
+    ids=lambda own: next(iter(own)),
+)
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_rare_settings_of_a_models_own(name: str, own: dict[str, Any]) -> None:
+    """What a model's `generation_config` asks for holds, as in transformers."""
+    encoder = encoder_inputs(name, 7)
+    if encoder is None and any(option.startswith("encoder") for option in own):
+        pytest.skip("there is no encoder")
+    model = build(name)
+    model.generation_config.update(**own)
+    prompt: Any = [8, 9, 10] if encoder is None else encoder
+    inputs = {"input_ids": torch.tensor([[8, 9, 10]])} if encoder is None else encoder
+    start = 3 if encoder is None else 1
+    plain = model.generate(**inputs, max_new_tokens=16, do_sample=False)[0, start:].tolist()
+    result = Pair(model, build(name, seed=1)).generate(prompt, max_new_tokens=16, policy="static")
+    assert list(result.token_ids) == plain

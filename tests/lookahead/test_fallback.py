@@ -33,7 +33,13 @@ def test_the_window_is_capped() -> None:
     assert Fallback(tokens=3).budget(None) == 3
 
 
-@pytest.mark.parametrize("threshold", [-0.1, math.nan, "0.6", None])
+@pytest.mark.parametrize("threshold", [True, math.nan, "0.6", None])
 def test_bad_thresholds(threshold: object) -> None:
     with pytest.raises(PolicyError, match="fallback: threshold=.* must be a number"):
         Fallback(threshold)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("threshold", [0.0, -1.0])
+def test_thresholds_that_never_fall_back(threshold: float) -> None:
+    step = DraftStep(0, torch.zeros(1).long(), torch.zeros(1), torch.zeros(1), None)
+    assert Fallback(threshold).decide(step, [None]).tolist() == [Decision.CONTINUE]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PolicyError
+from ..lookahead.base import check_number
 from ..tensors import argmax
 from .base import Acceptance, sample
 
@@ -58,9 +58,7 @@ class Bild(Acceptance):
     distribution: Literal["processed", "raw"] = "processed"
 
     def __post_init__(self) -> None:
-        number = not isinstance(self.rollback, bool) and isinstance(self.rollback, int | float)
-        if not number or math.isnan(self.rollback):
-            raise PolicyError(f"bild: rollback={self.rollback!r} must be a number of nats, e.g. 3")
+        check_number(self.name, "rollback", self.rollback)
         for option, values in CHOICES.items():
             if getattr(self, option) not in values:
                 raise PolicyError(

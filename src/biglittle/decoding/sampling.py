@@ -123,6 +123,7 @@ def resolve(
     vocab: int,
     tokenizer: Any,
     device: torch.device,
+    encoder_ids: Tensor | None = None,
 ) -> Settings:
     """Fill in what the caller left open from the model's `generation_config`.
 
@@ -134,6 +135,7 @@ def resolve(
         vocab: Token ids are below this.
         tokenizer: For bad words given as text; may be None.
         device: Where processors run.
+        encoder_ids: What the encoder reads, [1, span]; None for a model without one, or for audio.
 
     Raises:
         ParameterError: Settings that contradict each other or the model.
@@ -146,7 +148,10 @@ def resolve(
     bad_words = _bad_words(params, defaults, vocab, tokenizer)
     pipeline = Pipeline(
         sampling=sampling is not None,
-        prefix=_prefix_processors(params, defaults, prompt_length, limit, eos, bad_words, device),
+        prefix=(
+            *_encoder_processors(defaults, None if encoder_ids is None else encoder_ids.to(device)),
+            *_prefix_processors(params, defaults, prompt_length, limit, eos, bad_words, device),
+        ),
         custom=tuple(params.logits_processors),
         pointwise=tuple(_suppressors(params, defaults, device)) + tuple(sampling or ()),
     )
@@ -205,15 +210,45 @@ def _sampling(params: GenerationParams, defaults: Any) -> list[Processor] | None
         warpers.append(tf.TopPLogitsWarper(float(top_p)))
     if min_p:
         warpers.append(tf.MinPLogitsWarper(float(min_p)))
-    if own and (typical := getattr(defaults, "typical_p", None)) and typical < 1.0:
-        warpers.append(tf.TypicalLogitsWarper(float(typical)))
+    if own:
+        warpers += _rare_warpers(defaults)
     return warpers
+
+
+def _rare_warpers(defaults: Any) -> list[Processor]:
+    """Warpers that only a model's own configuration can ask for."""
+    found: list[Processor] = []
+    kinds = (
+        ("typical_p", tf.TypicalLogitsWarper),
+        ("epsilon_cutoff", tf.EpsilonLogitsWarper),
+        ("eta_cutoff", tf.EtaLogitsWarper),
+    )
+    for name, kind in kinds:
+        value = getattr(defaults, name, None)
+        if value and 0.0 < value < 1.0:
+            found.append(kind(float(value)))
+    return found
 
 
 def _suppressors(params: GenerationParams, defaults: Any, device: torch.device) -> list[Processor]:
     tokens = params.suppress_tokens
     tokens = getattr(defaults, "suppress_tokens", None) if tokens is None else tokens
     return [tf.SuppressTokensLogitsProcessor(list(tokens), device=str(device))] if tokens else []
+
+
+def _encoder_processors(defaults: Any, ids: Any) -> list[Processor]:
+    """What the model's own configuration says of the encoder's tokens and of sequences."""
+    found: list[Processor] = []
+    if biases := getattr(defaults, "sequence_bias", None):
+        found.append(tf.SequenceBiasLogitsProcessor(biases))
+    if ids is None:
+        return found
+    penalty = getattr(defaults, "encoder_repetition_penalty", None)
+    if penalty and penalty != 1.0:
+        found.append(tf.EncoderRepetitionPenaltyLogitsProcessor(float(penalty), ids))
+    if size := getattr(defaults, "encoder_no_repeat_ngram_size", None):
+        found.append(tf.EncoderNoRepeatNGramLogitsProcessor(int(size), ids))
+    return found
 
 
 def _prefix_processors(
@@ -252,6 +287,8 @@ def _prefix_processors(
     if (forced := getattr(defaults, "forced_eos_token_id", None)) is not None:
         length = prompt_length + limit
         found.append(tf.ForcedEOSTokenLogitsProcessor(length, forced, device=where))
+    if eos and (decay := getattr(defaults, "exponential_decay_length_penalty", None)):
+        found.append(tf.ExponentialDecayLengthPenalty(tuple(decay), eos, prompt_length))
     if tokens := getattr(defaults, "begin_suppress_tokens", None):
         found.append(tf.SuppressTokensAtBeginLogitsProcessor(list(tokens), begin, device=where))
     return tuple(found)

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from ..errors import PolicyError
 
-__all__ = ["Decision", "DraftStep", "Lookahead", "check_probability", "check_tokens", "keep_below"]
+__all__ = [
+    "Decision",
+    "DraftStep",
+    "Lookahead",
+    "check_number",
+    "check_probability",
+    "check_tokens",
+    "keep_below",
+]
 
 
 class Decision(IntEnum):
@@ -80,9 +88,15 @@ def check_tokens(name: str, tokens: int) -> None:
         raise PolicyError(f"{name}: tokens={tokens!r} must be a whole number of at least 1")
 
 
-def check_probability(name: str, option: str, value: float, *, above: bool = False) -> None:
-    """Raise `PolicyError` unless the value is a number in 0 … 1 (or above 1, if allowed)."""
+def check_number(name: str, option: str, value: float) -> None:
+    """Raise `PolicyError` unless the value is a number; infinity is one, NaN is not."""
     number = not isinstance(value, bool) and isinstance(value, int | float)
-    if not (number and value >= 0 and (above or value <= 1)):  # also false for NaN
-        bounds = "of at least 0" if above else "between 0 and 1"
-        raise PolicyError(f"{name}: {option}={value!r} must be a number {bounds}")
+    if not number or value != value:  # NaN differs from itself
+        raise PolicyError(f"{name}: {option}={value!r} must be a number")
+
+
+def check_probability(name: str, option: str, value: float) -> None:
+    """Raise `PolicyError` unless the value is a number in 0 … 1."""
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not (number and 0 <= value <= 1):  # also false for NaN
+        raise PolicyError(f"{name}: {option}={value!r} must be a number between 0 and 1")

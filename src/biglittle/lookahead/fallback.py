@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from .base import Decision, DraftStep, Lookahead, check_probability, check_tokens, keep_below
+from .base import Decision, DraftStep, Lookahead, check_number, check_tokens, keep_below
 
 __all__ = ["Fallback"]
 
@@ -17,8 +17,8 @@ __all__ = ["Fallback"]
 class Fallback(Lookahead):
     """Stop when the draft's largest probability is below `threshold`; the token is dropped.
 
-    `threshold` is α_FB of Kim et al. 2023 (§3.3), in probability: 0 never falls back, above 1
-    always does. At most `tokens` a round, so that the target looks at least that often.
+    `threshold` is α_FB of Kim et al. 2023 (§3.3), in probability: 0 and below never fall back,
+    above 1 always does. At most `tokens` a round, so that the target looks at least that often.
     """
 
     name: ClassVar[str] = "fallback"
@@ -26,7 +26,7 @@ class Fallback(Lookahead):
     tokens: int = 10
 
     def __post_init__(self) -> None:
-        check_probability(self.name, "threshold", self.threshold, above=True)
+        check_number(self.name, "threshold", self.threshold)
         check_tokens(self.name, self.tokens)
 
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
