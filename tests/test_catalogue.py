@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from biglittle import catalogue
+from biglittle.cache import cache_dir
 from biglittle.catalogue import CatalogueEntry, fetch
 from biglittle.errors import LoadError
 
@@ -119,9 +120,9 @@ def test_entries_are_distinct_and_complete() -> None:
 
 def test_the_cache_moves_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BIGLITTLE_CACHE", "here")
-    assert catalogue.cache_dir() == Path("here")
+    assert cache_dir() == Path("here")
     monkeypatch.delenv("BIGLITTLE_CACHE")
-    assert catalogue.cache_dir().name == "biglittle"
+    assert cache_dir().name == "biglittle"
 
 
 # Fetching.

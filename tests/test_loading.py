@@ -17,7 +17,8 @@ from tests.identity.more_models import build
 from tests.reports.helpers import bytes_tokenizer, plain, prompt, tokens
 
 import biglittle
-from biglittle import BiglittleError, LoadError, Pair, ParameterError, PolicyError, catalogue
+from biglittle import BiglittleError, LoadError, Pair, ParameterError, PolicyError
+from biglittle.cache import cache_dir
 
 TOKENIZER = bytes_tokenizer(merges=[("t", "h")])
 
@@ -150,7 +151,7 @@ def write_gguf(model: Any, path: Path) -> None:
 def test_a_gguf_file(model: Any, tmp_path: Path) -> None:
     write_gguf(model, tmp_path / "tiny.gguf")
     pair = biglittle.load(tmp_path / "tiny.gguf", dtype="float32", device="cpu")
-    assert len(list((catalogue.cache_dir() / "gguf").glob("tiny-*"))) == 1  # converted once
+    assert len(list((cache_dir() / "gguf").glob("tiny-*"))) == 1  # converted once
     assert pair.target.dtype == torch.float32
     result = pair.generate(prompt(), max_new_tokens=8, ignore_eos=True)
     assert tokens(result) == plain(model, prompt(), 8)
@@ -325,7 +326,7 @@ def test_what_is_not_there(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_misspelt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalogue, "hub_answers", lambda name: False)
+    monkeypatch.setattr("biglittle.catalogue.hub_answers", lambda name: False)
     refused(lambda: biglittle.load("smollm2-135m-instrct"), "did you mean 'smollm2-135m-instruct'")
     refused(
         lambda: biglittle.load(folder, "promt-lookup"),

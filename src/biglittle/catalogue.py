@@ -30,16 +30,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import platformdirs
 from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from biglittle.cache import cache_dir
 from biglittle.errors import LoadError
 
 __all__ = [
     "CatalogueEntry",
-    "cache_dir",
     "entries",
     "fetch",
     "find",
@@ -180,11 +179,6 @@ def find(name: str) -> CatalogueEntry | None:
     """The entry with this short name or hub id, in any case of letters; None if there is none."""
     wanted = name.casefold()
     return next((e for e in _ENTRIES if wanted in (e.name, e.hub_id.casefold())), None)
-
-
-def cache_dir() -> Path:
-    """Where models are kept: `BIGLITTLE_CACHE`, or the user's cache directory of this platform."""
-    return Path(os.environ.get("BIGLITTLE_CACHE") or platformdirs.user_cache_dir("biglittle"))
 
 
 def is_cached(entry: CatalogueEntry) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from biglittle import __version__, catalogue
+from biglittle.cache import cache_dir
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def cached(tmp_path: Path) -> Path:
     """One model of the catalogue that is there already."""
-    folder = catalogue.cache_dir() / "models" / "smollm2-135m-instruct"
+    folder = cache_dir() / "models" / "smollm2-135m-instruct"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"0" * 1500)
@@ -31,7 +32,7 @@ def test_list(run: Run, cached: Path) -> None:
         assert entry.licence in text
         assert entry.hub_id in text
         assert entry.packages[0] in text
-    assert lines[-1] == f"cache: {catalogue.cache_dir()}"
+    assert lines[-1] == f"cache: {cache_dir()}"
 
 
 def test_json(run: Run, cached: Path) -> None:
@@ -63,7 +64,7 @@ def test_doctor(run: Run, cached: Path) -> None:
     assert found["models"]["cached"] == {cached.name: 1502}
     assert (found["hub"]["offline"], found["hub"]["reachable"]) == (True, False)
     shown = run("doctor").stdout
-    for text in (__version__, str(catalogue.cache_dir()), f"{cached.name} (2 kB)", "offline"):
+    for text in (__version__, str(cache_dir()), f"{cached.name} (2 kB)", "offline"):
         assert text in shown
     for hint in found["hints"]:
         assert f"→ {hint}" in shown

@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 from .. import __version__, catalogue
+from ..cache import cache_dir
 from .options import DEFAULT_DRAFT, DEFAULT_TARGET
 from .screen import Screen, bytes_below, plural, size
 
@@ -114,7 +115,7 @@ def _cpu_features() -> list[str]:
 
 
 def _models() -> dict[str, Any]:
-    folder = catalogue.cache_dir()
+    folder = cache_dir()
     cached = {
         entry.name: bytes_below(folder / "models" / entry.name)
         for entry in catalogue.entries()

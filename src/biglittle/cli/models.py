@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from .. import catalogue
+from ..cache import cache_dir
 from ..catalogue import CatalogueEntry
 from ..errors import ParameterError, nearest
 from .screen import Screen, bytes_below, size
@@ -39,7 +40,7 @@ def models(
     screen = Screen()
     for entry in entries:
         _show(entry, screen)
-    screen.out.print(f"cache: {catalogue.cache_dir()}", soft_wrap=True)
+    screen.out.print(f"cache: {cache_dir()}", soft_wrap=True)
 
 
 def _show(entry: CatalogueEntry, screen: Screen) -> None:
@@ -77,7 +78,7 @@ def _find(name: str) -> CatalogueEntry:
 
 
 def _data(entry: CatalogueEntry) -> dict[str, Any]:
-    folder = catalogue.cache_dir() / "models" / entry.name
+    folder = cache_dir() / "models" / entry.name
     cached = catalogue.is_cached(entry)
     return {
         "name": entry.name,

@@ -13,7 +13,7 @@ import torch
 import transformers as tf
 from filelock import FileLock
 
-from ... import catalogue
+from ...cache import cache_dir
 from ...errors import LoadError
 
 __all__ = ["converted", "write_folder"]
@@ -38,7 +38,7 @@ def converted(gguf: Path, dtype: torch.dtype) -> Path:
     status = gguf.stat()
     key = f"{gguf.resolve()}:{status.st_size}:{status.st_mtime_ns}:{dtype}"
     name = f"{gguf.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    folder = catalogue.cache_dir() / "gguf" / name
+    folder = cache_dir() / "gguf" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{name}.lock")):
         if not folder.is_dir():
