@@ -155,6 +155,7 @@ class Pair:
             name=runner.name,
         )
         self._limits = runner.limits
+        self._head = runner.vocab
         self.name = runner.name
 
     def __repr__(self) -> str:
@@ -307,6 +308,7 @@ class Pair:
                 prompt_length=len(start.tokens),
                 context=self._limits.context,
                 vocab=self.vocab,
+                head=self._head,
                 tokenizer=self.tokenizer,
                 device=embedding_weight(self.target).device,
                 encoder_ids=(start.encoder or {}).get("input_ids"),

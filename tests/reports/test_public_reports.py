@@ -6,6 +6,7 @@ Every section rules out a whole kind of fault, on real architectures and through
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ import biglittle
 from biglittle import FinishReason, IncompatiblePairError, Pair, UnsupportedModelError
 from biglittle.acceptance.rejection import rejection_accepts, rejection_replace
 from biglittle.decoding import Row
+from biglittle.decoding.sampling import Pipeline
 
 every_draft = pytest.mark.parametrize("draft", DRAFTS)
 every_policy = pytest.mark.parametrize("policy", LOSSLESS)
@@ -352,6 +354,22 @@ def test_padding_is_never_drafted() -> None:
     assert max(drafted) < WORDS
 
 
+def test_a_users_processor_is_shown_the_whole_head() -> None:
+    """Grammars make their masks as wide as the head, padding included."""
+    mask = torch.zeros(104)
+    mask[50:60] = -float("inf")
+
+    def grammar(input_ids: Any, scores: Any) -> Any:
+        assert torch.isneginf(scores[:, WORDS:]).all()
+        return scores + mask
+
+    target = padded(104)
+    pair = Pair(target, padded(100, 1), hundred_words(), hundred_words())
+    result = pair.generate(prompt(), max_new_tokens=NEW_TOKENS, logits_processors=[grammar])
+    forbidden = [*range(50, 60), *range(WORDS, 104)]
+    assert tokens(result) == plain(target, prompt(), NEW_TOKENS, suppress_tokens=forbidden)
+
+
 # 9. A foreign tokenizer.
 
 
@@ -461,6 +479,22 @@ def test_models_of_different_dtypes(big: torch.dtype, little: torch.dtype, sampl
     assert result.stats.acceptance_rate > 0.5  # the same weights, but for rounding
     if not sampling:
         assert tokens(result) == plain(target, prompt())
+
+
+def test_processors_run_on_one_device() -> None:
+    """They hold tensors on the target's, wherever the draft is."""
+    seen: set[str] = set()
+
+    def spy(input_ids: Any, scores: Any) -> Any:
+        seen.add(f"{input_ids.device} {scores.device}")
+        return torch.zeros(scores.shape) if scores.is_meta else scores
+
+    pair = make_pair("unrelated", policy="static:tokens=3")
+    request = pair.requests(prompt(), max_new_tokens=NEW_TOKENS)[0]
+    elsewhere = Pipeline(prefix=(spy,), device=torch.device("meta"))
+    result = pair.run([dataclasses.replace(request, pipeline=elsewhere)])[0]
+    assert tokens(result) == plain(model(), prompt())
+    assert seen == {"cpu cpu", "meta meta"}  # the target's logits are where they are
 
 
 # 13. An odd cache layout.

@@ -39,6 +39,11 @@ class Pipeline:
     prefix: tuple[Processor, ...] = ()
     custom: tuple[Processor, ...] = ()
     pointwise: tuple[Processor, ...] = ()
+    head: int = 0
+    """Entries of the model's head. The user's processors are shown all of them, as in transformers;
+    those that are padding are ruled out already."""
+    device: torch.device | None = None
+    """Where the processors run; None is where the logits are."""
 
     @property
     def plain(self) -> bool:
@@ -58,12 +63,25 @@ class Pipeline:
         """
         ids = torch.tensor([prefix], dtype=torch.long, device=logits.device)
         scores = logits[None].to(torch.float32, copy=True)  # processors may write in place
-        for processor in (*self.prefix, *(self.custom if custom else ()), *self.pointwise):
+        for processor in self.prefix:
+            scores = processor(ids, scores)
+        if custom and self.custom:
+            scores = self._apply_custom(ids, scores)
+        for processor in self.pointwise:
             scores = processor(ids, scores)
         if custom and self.custom and not bool((scores > float("-inf")).any()):
             raise RowError("the logits processors ruled out every token")
         result: Tensor = scores[0]
         return result
+
+    def _apply_custom(self, ids: Tensor, scores: Tensor) -> Tensor:
+        """Run the user's processors on scores [1, vocab], with the head's padding put back."""
+        vocab = scores.shape[-1]
+        padding = max(0, self.head - vocab)
+        scores = torch.nn.functional.pad(scores, (0, padding), value=float("-inf"))
+        for processor in self.custom:
+            scores = processor(ids, scores)
+        return scores[:, :vocab]
 
 
 def apply_pointwise(processors: Sequence[Processor], logits: Tensor) -> Tensor:
@@ -124,6 +142,7 @@ def resolve(
     tokenizer: Any,
     device: torch.device,
     encoder_ids: Tensor | None = None,
+    head: int = 0,
 ) -> Settings:
     """Fill in what the caller left open from the model's `generation_config`.
 
@@ -136,6 +155,7 @@ def resolve(
         tokenizer: For bad words given as text; may be None.
         device: Where processors run.
         encoder_ids: What the encoder reads, [1, span]; None for a model without one, or for audio.
+        head: Entries of the model's head where they are more than `vocab`.
 
     Raises:
         ParameterError: Settings that contradict each other or the model.
@@ -154,6 +174,8 @@ def resolve(
         ),
         custom=tuple(params.logits_processors),
         pointwise=tuple(_suppressors(params, defaults, device)) + tuple(sampling or ()),
+        head=head,
+        device=device,
     )
     return Settings(limit, frozenset(() if params.ignore_eos else eos), pipeline)
 

@@ -167,6 +167,7 @@ class ModelDrafter:
         pipelines = [row.pipeline for row in rows]
         if not any(p.prefix or p.pointwise for p in pipelines):
             return logits
+        logits = logits.to(pipelines[0].device or logits.device)  # processors hold tensors
         first = pipelines[0].pointwise
         if all(not p.prefix and p.pointwise is first for p in pipelines):
             return apply_pointwise(first, logits)
