@@ -10,6 +10,7 @@ import torch
 from tests.reports.helpers import bytes_tokenizer, text_model
 
 from biglittle import Chat, FinishReason, GenerationParams, Pair, ParameterError, RowError
+from biglittle.engines.transformers import TransformersRunner
 
 TURNS = {
     "Hi": "Hello 🎉 friend!",
@@ -168,3 +169,43 @@ def test_a_model_without_a_chat_template() -> None:
     model, tokenizer = text_model(TALK)
     with pytest.raises(ParameterError, match="no chat template"):
         Pair(model, None, tokenizer).chat().send("Hi")
+
+
+def test_a_turn_in_which_a_model_fails_leaves_the_conversation_as_it_was() -> None:
+    def fail(*args: Any) -> None:
+        raise MemoryError("full")
+
+    chat = make_chat()
+    chat.send("Hi")
+    before = list(chat.messages)
+    hook = text_model(TALK)[0].register_forward_pre_hook(fail)
+    with pytest.raises(MemoryError):
+        chat.send("Bye")
+    hook.remove()
+    assert chat.messages == before
+    assert chat.send("Bye").stats.reused_tokens > 0
+
+
+def test_after_a_round_that_was_interrupted_nothing_of_the_cache_is_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a rejected draft left in the cache must not pass for the target's correction."""
+    truncate = TransformersRunner.truncate
+    for number in range(1, 9):
+        calls = 0
+
+        def interrupt(runner: Any, lengths: Any, number: int = number) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise KeyboardInterrupt
+            truncate(runner, lengths)
+
+        chat = make_chat("prompt-lookup", policy="static:tokens=4")
+        monkeypatch.setattr(TransformersRunner, "truncate", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            chat.send("Hi")
+        monkeypatch.setattr(TransformersRunner, "truncate", truncate)
+        result = chat.send("Bye")
+        alone = make_pair(None).generate(chat.messages[:-1], stop="\n", max_new_tokens=60)
+        assert result.token_ids == alone.token_ids

@@ -55,22 +55,28 @@ class Chat:
     def _answer(self, messages: list[dict[str, str]], request: Any) -> Generator[Chunk, None, None]:
         engine = self._pair.engine()
         row = engine.admit(request)
+        whole = False  # whether the last round ran to its end: else the cache is not the tokens'
         try:
             while engine.busy:
+                whole = False
                 engine.step()
+                whole = True
                 if (chunk := row.take_chunk()) is not None:
                     yield chunk
+        except Exception as cause:  # the models failed: there was no turn
+            row.fail(cause)
+            raise
         finally:
             engine.cancel(row)
-            self._remember(messages, row)
+            self._remember(messages, row, row.saved if whole else None)
         if row.error is not None:
             raise row.error
 
-    def _remember(self, messages: list[dict[str, str]], row: Row) -> None:
+    def _remember(self, messages: list[dict[str, str]], row: Row, saved: Any) -> None:
         if row.error is None:
             text = row.result().text.rstrip("\ufffd")  # left early, inside a character
             self.messages = [*messages, {"role": "assistant", "content": text}]
-            self._saved = row.saved
+            self._saved = saved
 
     def reset(self) -> None:
         """Forget all but the system message."""
