@@ -298,6 +298,22 @@ def test_an_error_ends_its_row_alone(policy: str, kind: str, call: int) -> None:
     assert len(failed.token_ids) < 10
 
 
+def test_a_tokenizer_that_raises_ends_its_row_alone() -> None:
+    class Holes(ByteTokenizer):
+        def decode(self, tokens: Sequence[int], **options: Any) -> str:
+            if 1 in tokens:
+                raise TypeError("no such token")
+            return super().decode(tokens, **options)
+
+    other = next(n for n in range(2, VOCAB) if 1 not in greedy([n], 6))
+    requests = [request([n], "none", new=6) for n in (1, other)]
+    engine = engine_of(ScriptedRunner(markov(0), VOCAB), None, Holes())
+    first, second = run(engine, requests)
+    assert str(first.error) == "TypeError: no such token"
+    assert (first.text, first.token_ids) == ("", greedy([1], 1))
+    assert (second.error, second.token_ids) == (None, greedy([other], 6))
+
+
 def test_processors_that_rule_out_every_token() -> None:
     def nothing(input_ids: Tensor, scores: Tensor) -> Tensor:
         return torch.full_like(scores, -torch.inf)

@@ -169,11 +169,11 @@ class Row:
     def finish(self, reason: FinishReason) -> None:
         """End the row; the text that was held back is certain now."""
         self.finish_reason = reason
+        self.stats.total_seconds = time.perf_counter() - self.started
         if self._detokenizer and not self._stops.stopped:
             if self._stops.push(self._detokenizer.flush()) and reason is FinishReason.LENGTH:
                 self.finish_reason = FinishReason.STOP
             self._stops.finish()
-        self.stats.total_seconds = time.perf_counter() - self.started
 
     def fail(self, cause: BaseException) -> None:
         """End the row with an error of its own."""
@@ -182,7 +182,10 @@ class Row:
         else:
             self.error = RowError(f"{type(cause).__name__}: {' '.join(str(cause).split())}")
             self.error.__cause__ = cause
-        self.finish(FinishReason.ERROR)
+        try:
+            self.finish(FinishReason.ERROR)
+        except Exception:  # it was the tokenizer: what it could not read stays unread
+            self._stops.finish()
 
     def result(self) -> Result:
         """The finished row."""
