@@ -221,6 +221,17 @@ def test_the_draft_ends_unverified() -> None:
     assert result.stats.target_passes == 1  # the prompt's
 
 
+@pytest.mark.parametrize("stage", ["custom", "prefix", "pointwise"])
+def test_what_a_processor_forbids_does_not_end_a_row_unverified(stage: str) -> None:
+    """The draft knows nothing of the user's processors, nor a draft without a model of any."""
+    forbids = tf.SuppressTokensLogitsProcessor([END], device="cpu")
+    pipeline = Pipeline(**{stage: (forbids,)})
+    draft = [SECOND, END, *[SECOND] * 9]
+    result = choose("rollback=100,verify_end=false", draft, pipeline=pipeline, new=6)
+    assert END not in result.token_ids
+    assert result.finish_reason is FinishReason.LENGTH
+
+
 def test_an_end_within_the_threshold_stays() -> None:
     result = choose("rollback=5", [SECOND, END, *[SECOND] * 9])
     assert result.token_ids == (SECOND, END)

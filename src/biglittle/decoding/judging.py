@@ -64,8 +64,11 @@ def judge_rows(rows: Sequence[Row], draft: Draft, logits: Tensor) -> list[Ruling
 
 
 def ends_unverified(row: Row, part: RowDraft) -> bool:
-    """Whether the draft ends the row and the policy lets that pass unseen."""
-    if row.acceptance.verify_end or not part.ids:
+    """Whether the draft ends the row and the policy lets that pass unseen: not where the draft
+    knows nothing of the row's processors, which may forbid it."""
+    pipeline = row.pipeline
+    processed = not pipeline.custom and (part.passes > 0 or pipeline.plain)
+    if row.acceptance.verify_end or not part.ids or not processed:
         return False
     return part.ids[-1] in row.request.eos_ids or len(part.ids) == row.remaining
 
