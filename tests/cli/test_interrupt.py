@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Any:
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Send the signal during the step of that number, so many times."""
+    # A test run in the background may have been started with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     step = Engine.step
     done = 0
 
@@ -32,7 +35,8 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(Engine, "step", interrupted)
 
-    return press
+    yield press
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
