@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterator
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -37,14 +38,6 @@ from biglittle.engines import Prompt
 from biglittle.engines.transformers import make_runner
 
 TEXT = "Roses are red, violets are blue, sugar is sweet."
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def text_pair(draft: Any = "itself", **more: Any) -> Pair:
@@ -466,6 +459,24 @@ def test_an_adapter_does_not_leak_into_a_draft_that_is_the_same_base() -> None:
     # And the target keeps its adapter, before, between and after.
     assert tokens(pair.generate(prompt(), max_new_tokens=NEW_TOKENS)) == wanted
     assert peft_plain(adapted) == wanted
+
+
+def test_adapters_are_on_for_every_target_while_another_thread_drafts_without() -> None:
+    base = build("llama")
+    adapted = lora(base)
+    pair = Pair(adapted, base, policy="static:tokens=3")
+    wanted = peft_plain(adapted)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            jobs = [
+                threads.submit(pair.generate, prompt(), max_new_tokens=NEW_TOKENS) for _ in range(9)
+            ]
+            results = [job.result() for job in jobs]
+    finally:
+        sys.setswitchinterval(interval)
+    assert [list(result.token_ids) for result in results] == [wanted] * 9
 
 
 def test_an_adapter_on_the_draft() -> None:

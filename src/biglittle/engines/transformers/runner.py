@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -54,7 +56,9 @@ class TransformersRunner(ABC):
         self.limits = Limits(context=context_limit(model))
         self.lengths: list[int] = []
         self.stopwatch = Stopwatch(self.device)
-        self._disabled = [] if adapters else _tuner_layers(model)
+        layers = _tuner_layers(model)
+        self._disabled = [] if adapters else layers
+        self._turn = _turns.setdefault(layers[0], RLock()) if layers else nullcontext()
         self._parameters = parameters_of(model.forward)
         self._kinds = dict.fromkeys(layer_kinds(model))
         self.cache = self._new_cache()
@@ -164,7 +168,7 @@ class TransformersRunner(ABC):
         self, tokens: Tensor, first: int, last: int, ragged: dict[str, Any] | None, keep: int = 0
     ) -> Any:
         extra = {"logits_to_keep": keep} if keep and "logits_to_keep" in self._parameters else {}
-        with self.stopwatch, _without(self._disabled):
+        with self._turn, self.stopwatch, _without(self._disabled):
             return self._call(tokens, first, last, ragged, **extra)
 
     def _logits(self, output: Any) -> Tensor:
@@ -199,6 +203,11 @@ class TransformersRunner(ABC):
             return seen
         dtype = embedding_weight(self.model).dtype
         return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+_turns: WeakKeyDictionary[Any, AbstractContextManager[Any]] = WeakKeyDictionary()
+"""Of models with adapters, by their first layer that has one: in another thread a runner may have
+switched them off for the forward that it runs."""
 
 
 def _tuner_layers(model: PreTrainedModel) -> list[Any]:
