@@ -259,6 +259,22 @@ def test_async_generate() -> None:
     assert ticks > 1  # the event loop went on
 
 
+def test_async_generate_that_is_cancelled() -> None:
+    pair = text_pair(policy="none")
+
+    async def cancelled(seen: Recorder) -> None:
+        running = asyncio.create_task(pair.agenerate("Roses", max_new_tokens=400, ignore_eos=True))
+        while len(seen.widths) < 3:
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    with Recorder(pair.target) as seen:
+        asyncio.run(cancelled(seen))  # waits for the thread
+    assert 3 <= len(seen.widths) < 400
+
+
 def test_async_stream() -> None:
     pair = text_pair(policy="static:tokens=3")
 

@@ -189,8 +189,17 @@ class Pair:
             RowError: A single prompt that ended on an exception of its own code; in a batch its
                 result carries the error, and the others are unaffected.
         """
-        requests, single = self._requests(prompt, policy, make_params(params, changes))
-        results = self.run(requests)
+        return self._generate(prompt, policy, make_params(params, changes), threading.Event())
+
+    def _generate(
+        self,
+        prompt: PromptLike,
+        policy: PolicyLike | None,
+        params: GenerationParams,
+        stopped: threading.Event,
+    ) -> Any:
+        requests, single = self._requests(prompt, policy, params)
+        results = self._run(requests, stopped)
         if single and len(results) == 1:
             if results[0].error is not None:
                 raise results[0].error
@@ -199,10 +208,15 @@ class Pair:
 
     def run(self, requests: Sequence[Request]) -> list[Result]:
         """Decode requests together, to the end; results in the same order."""
+        return self._run(requests, threading.Event())
+
+    def _run(self, requests: Sequence[Request], stopped: threading.Event) -> list[Result]:
         engine = self.engine()
         rows = [engine.admit(request) for request in requests]
-        while engine.busy:
+        while engine.busy and not stopped.is_set():
             engine.step()
+        for row in rows:
+            engine.cancel(row)  # does nothing to one that has ended
         return [row.result() for row in rows]
 
     def stream(
@@ -235,9 +249,22 @@ class Pair:
                 if single and len(requests) == 1 and row.error is not None:
                     raise row.error
 
-    async def agenerate(self, prompt: PromptLike, **options: Any) -> Any:
-        """`generate`, in a thread, so that an event loop goes on."""
-        return await asyncio.to_thread(self.generate, prompt, **options)
+    async def agenerate(
+        self,
+        prompt: PromptLike,
+        *,
+        policy: PolicyLike | None = None,
+        params: GenerationParams | None = None,
+        **changes: Any,
+    ) -> Any:
+        """`generate`, in a thread, so that an event loop goes on. Cancelling the task ends the
+        generation after the round that runs."""
+        stopped = threading.Event()
+        settings = make_params(params, changes)
+        try:
+            return await asyncio.to_thread(self._generate, prompt, policy, settings, stopped)
+        finally:
+            stopped.set()
 
     async def astream(self, prompt: PromptLike, **options: Any) -> AsyncGenerator[Chunk, None]:
         """`stream`, in a thread. Leaving the loop cancels what is left."""
