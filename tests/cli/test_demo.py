@@ -94,3 +94,5 @@ def test_policies_prompts_and_target_alone_once(run: Run, models: list[str]) -> 
     assert done.stdout.count("→ heuristic:") == 2
     assert "→ none" not in done.stdout
     assert "▌ A\n" in done.stdout
+    progress = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert progress == ["none", "heuristic", "heuristic", "none"]  # another one first each time

@@ -19,7 +19,7 @@ from .generate import check_policy, has_template
 from .loading import load_pair, quiet_libraries
 from .options import ModelOptions
 from .prompts import Asked
-from .screen import Screen, percent, plural
+from .screen import Screen, percent, plural, summary
 
 if TYPE_CHECKING:
     from ..pair import Pair
@@ -160,6 +160,9 @@ class Bench:
                     bar.advance(task, len(chunk.token_ids))
                     if chunk.result is not None:
                         self.results[name].append(chunk.result)
+                if not self._screen.err.is_terminal:  # where there is no bar
+                    stats = self.results[name][-1].stats
+                    self._screen.note(f"{name}: {summary(stats, stats.total_seconds)}")
 
     def _progress(self) -> Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
