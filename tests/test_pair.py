@@ -527,3 +527,14 @@ def test_repr_says_what_it_is() -> None:
     assert repr(pair) == (
         "Pair('LlamaForCausalLM', draft=prompt-lookup:ngram=3, policy='static:tokens=3')"
     )
+
+
+def test_a_special_token_as_a_stop_string() -> None:
+    """Text leaves special tokens out, so they stop as ids."""
+    pair = Pair(model(), None, bytes_tokenizer())
+    token = pair.generate([5, 6, 7], max_new_tokens=4).token_ids[2]
+    word = pair.tokenizer.convert_ids_to_tokens(token)
+    pair.tokenizer.add_special_tokens({"additional_special_tokens": [word]})
+    result = pair.generate([5, 6, 7], max_new_tokens=8, stop=word, ignore_eos=True)
+    assert result.token_ids[-1] == token
+    assert len(result.token_ids) <= 3

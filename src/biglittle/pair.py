@@ -326,6 +326,7 @@ class Pair:
         prompts, single = self._prompts.read(prompt)
         if params.stop_strings and self.tokenizer is None:
             raise ParameterError("stop strings need a tokenizer; pass tokenizer= to load")
+        stops, ends = self._stops(params)
         found: list[Request] = []
         pointwise = None
         for start in prompts:
@@ -351,8 +352,8 @@ class Pair:
                         policy=chosen,
                         pipeline=pipeline,
                         max_new_tokens=settings.max_new_tokens,
-                        eos_ids=settings.eos_ids,
-                        stop=params.stop_strings,
+                        eos_ids=settings.eos_ids | ends,
+                        stop=stops,
                         criteria=tuple(params.stopping_criteria),
                         seed=seed,
                         logprobs=params.logprobs,
@@ -361,6 +362,16 @@ class Pair:
                     )
                 )
         return found, single
+
+    def _stops(self, params: GenerationParams) -> tuple[tuple[str, ...], frozenset[int]]:
+        """Stop strings, and the ids of those that are special tokens, which text leaves out."""
+        if not params.stop_strings:
+            return (), frozenset()
+        special = dict(
+            zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True)
+        )
+        ends = {special[stop] for stop in params.stop_strings if stop in special}
+        return tuple(s for s in params.stop_strings if s not in special), frozenset(ends)
 
     def _policy(self, policy: PolicyLike) -> Policy:
         chosen = parse_policy(policy)

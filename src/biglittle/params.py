@@ -33,7 +33,8 @@ class GenerationParams:
         bad_words: Strings, or token-id sequences, that must not appear.
         suppress_tokens: Token ids that must not appear.
         seed: Of the request's own random generator; None takes one from torch's global one.
-        stop: Strings that end the text; they are not part of it.
+        stop: Strings that end the text; they are not part of it. A special token among them ends
+            it like an EOS, `ignore_eos` or not.
         eos_token_ids: Token ids that end the text.
         ignore_eos: Go on past EOS until another limit.
         logprobs: None for none; k for the log-probability of every emitted token and of the k

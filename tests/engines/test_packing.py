@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,11 @@ def test_early_exit_and_adapters_over_packed_weights(tmp_path: Path) -> None:
         pair = biglittle.load(base, "early-exit:layers=2", adapter=adapter, pack=pack)
         found.append(pair.generate([5, 9, 11], policy="static", max_new_tokens=12).token_ids)
     assert found[0] == found[1]
+
+
+def test_a_packed_model_can_be_copied() -> None:
+    model = build("opt").to(torch.bfloat16)
+    pack_linears(model)
+    ids = torch.arange(3, 20)[None]
+    with torch.inference_mode():
+        assert torch.equal(copy.deepcopy(model)(ids).logits, model(ids).logits)

@@ -14,7 +14,7 @@ from biglittle import Pair
 
 pytestmark = pytest.mark.slow
 
-NEW_TOKENS = 40
+NEW_TOKENS = 32
 CODE = '''def fibonacci(n: int) -> int:
     """Return the n-th Fibonacci number."""
 '''

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ class PackedLinear(nn.Module):
             inputs, self._packed, self.bias, "none", [], ""
         )
         return output
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+        """The packed weight never changes, and copies share it."""
+        clone = nn.Module.__new__(type(self))
+        memo[id(self)] = clone
+        clone.__dict__ = {k: v for k, v in self.__dict__.items() if k != "_parameters"}
+        clone.__dict__["_parameters"] = deepcopy(self._parameters, memo)
+        return clone
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """As an ordinary linear layer, so that a packed model can be saved."""

@@ -219,12 +219,15 @@ def _tuner_layers(model: PreTrainedModel) -> list[Any]:
 
 @contextmanager
 def _without(layers: list[Any]) -> Iterator[None]:
-    """Adapters off, and on again as they were."""
+    """Adapters off, and on again as they were.
+
+    PEFT's own switch, `enable_adapters`, would also decide anew which weights can be trained.
+    """
     active = [layer for layer in layers if not layer.disable_adapters]
     for layer in active:
-        layer.enable_adapters(False)
+        layer._disable_adapters = True
     try:
         yield
     finally:
         for layer in active:
-            layer.enable_adapters(True)
+            layer._disable_adapters = False

@@ -142,16 +142,20 @@ def make_ragged(model: PreTrainedModel, context: int | None) -> None:
     that shape. Whoever uses the model otherwise sees no change: the help acts on that shape only.
     """
     for module in relative_bias_modules(model):
-        module.compute_bias = types.MethodType(_compute_bias, module)
+        _bind(module, "compute_bias", _compute_bias)
     embedding = getattr(model.get_decoder(), "embed_positions", None)
-    if not isinstance(embedding, nn.Module) or hasattr(embedding, MARK):
-        return
-    setattr(embedding, MARK, True)
     if hasattr(embedding, "create_position_ids_from_input_ids"):
-        embedding.forward = types.MethodType(_sinusoids, embedding)
-    else:
+        _bind(embedding, "forward", _sinusoids)
+    elif isinstance(embedding, nn.Module) and not hasattr(embedding, MARK):
+        setattr(embedding, MARK, True)
         embedding.register_forward_pre_hook(partial(_keep_inside, context), with_kwargs=True)
         embedding.register_forward_hook(_drop_leading)
+
+
+def _bind(module: Any, name: str, function: Any) -> None:
+    """Put a method in place of the class's, on one module."""
+    function.__name__ = name  # by which pickle finds a method, the class's own, when it loads
+    setattr(module, name, types.MethodType(function, module))
 
 
 def _is_ragged(lengths: Any) -> bool:
