@@ -225,7 +225,8 @@ def test_the_draft_ends_unverified() -> None:
 def test_what_a_processor_forbids_does_not_end_a_row_unverified(stage: str) -> None:
     """The draft knows nothing of the user's processors, nor a draft without a model of any."""
     forbids = tf.SuppressTokensLogitsProcessor([END], device="cpu")
-    pipeline = Pipeline(**{stage: (forbids,)})
+    stages: dict[str, Any] = {stage: (forbids,)}
+    pipeline = Pipeline(**stages)
     draft = [SECOND, END, *[SECOND] * 9]
     result = choose("rollback=100,verify_end=false", draft, pipeline=pipeline, new=6)
     assert END not in result.token_ids
