@@ -73,9 +73,9 @@ def load(
         draft_device: Of the draft; default: the target's.
         tokenizer: A tokenizer in place of the target's own.
         adapter: A PEFT adapter for the target; the draft does not see it.
-        pack: Lay bfloat16 weights out for the CPU while loading: the same results, about twice as
-            fast. Give False to train or change the models afterwards. Models that you give as
-            objects are left as they are.
+        pack: Lay bfloat16 weights out for the CPU while loading: the same results, faster. Give
+            False to train or change the models afterwards. Models that you give as objects are
+            left as they are.
         trust_remote_code: As in transformers.
 
     Raises:
