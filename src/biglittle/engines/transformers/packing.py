@@ -1,8 +1,8 @@
 """Weights laid out for the CPU: the same numbers, read faster.
 
 In bfloat16 on a CPU, torch's linear layers reorder their weights into oneDNN's blocked layout at
-every call. At the small widths of decoding that is much of the time. Reordered once, a layer returns
-the same bits (for contiguous inputs, as models feed it) sooner.
+every call. At the small widths of decoding that is much of the time. Reordered once, a layer
+returns the same bits (for contiguous inputs, as models feed it) sooner.
 """
 
 from __future__ import annotations
