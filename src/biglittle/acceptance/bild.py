@@ -72,7 +72,7 @@ class Bild(Acceptance):
         at = tokens[..., None]
         logits = logits.float()
         distance = logits.logsumexp(-1) - logits.gather(-1, at).squeeze(-1)  # −ln p, in nats
-        stays = ~(distance > self.rollback)
+        stays = distance <= self.rollback  # false for NaN: a broken model keeps nothing
         if self.shortcut == "off":
             return stays
         agrees = tokens == argmax(logits)
