@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from ..base import Prompt
 from .runner import TransformersRunner
 from .slot_cache import SlotCache
@@ -28,17 +26,5 @@ class CausalRunner(TransformersRunner):
     def _admit_encoder(self, prompt: Prompt, row: int) -> None:
         """There is none."""
 
-    def _call(
-        self,
-        tokens: Tensor,
-        first: int,
-        last: int,
-        ragged: dict[str, Any] | None,
-        **extra: Any,
-    ) -> Any:
-        if ragged is not None:
-            extra["attention_mask"] = ragged["mask"]
-            if "position_ids" in self._parameters:
-                extra["position_ids"] = ragged["positions"]
-        name = "cache" if "cache" in self._parameters else "past_key_values"
-        return self.model(input_ids=tokens, use_cache=True, **{name: self.cache}, **extra)
+    def _call(self, first: int, last: int, arguments: dict[str, Any]) -> Any:
+        return self.model(**arguments)

@@ -74,9 +74,12 @@ class TransformersRunner(ABC):
     def _slots(self) -> SlotCache:
         """The self-attention part of the cache."""
 
+    _prefix = ""
+    """Before the names of the decoder's arguments."""
+
     @abstractmethod
-    def _call(self, tokens: Tensor, first: int, last: int, ragged: dict[str, Any] | None) -> Any:
-        """Run the model on rows `first` … `last` − 1; `ragged` holds a mask and positions."""
+    def _call(self, first: int, last: int, arguments: dict[str, Any]) -> Any:
+        """Run the model on rows `first` … `last` − 1 with the decoder's arguments."""
 
     # The protocol.
 
@@ -167,9 +170,20 @@ class TransformersRunner(ABC):
     def _run(
         self, tokens: Tensor, first: int, last: int, ragged: dict[str, Any] | None, keep: int = 0
     ) -> Any:
-        extra = {"logits_to_keep": keep} if keep and "logits_to_keep" in self._parameters else {}
+        known, prefix = self._parameters, self._prefix
+        arguments = {
+            f"{prefix}input_ids": tokens,
+            "cache" if "cache" in known else "past_key_values": self.cache,
+            "use_cache": True,
+        }
+        if keep and "logits_to_keep" in known:
+            arguments["logits_to_keep"] = keep
+        if ragged is not None:
+            arguments[f"{prefix}attention_mask"] = ragged["mask"]
+            if f"{prefix}position_ids" in known:
+                arguments[f"{prefix}position_ids"] = ragged["positions"]
         with self._turn, self.stopwatch, _without(self._disabled):
-            return self._call(tokens, first, last, ragged, **extra)
+            return self._call(first, last, arguments)
 
     def _logits(self, output: Any) -> Tensor:
         logits: Tensor = output.logits

@@ -33,6 +33,7 @@ class Seq2SeqRunner(TransformersRunner):
     so do the cross-attention's keys and values."""
 
     cache: PairedCache
+    _prefix = "decoder_"
 
     def __init__(self, model: PreTrainedModel, *, adapters: bool = True) -> None:
         super().__init__(model, adapters=adapters)
@@ -89,32 +90,17 @@ class Seq2SeqRunner(TransformersRunner):
         self.cache.cross.write_row(row)
         self._encoded.append((hidden.shape[1], None if mask is None else mask[0].bool()))
 
-    def _call(
-        self,
-        tokens: Tensor,
-        first: int,
-        last: int,
-        ragged: dict[str, Any] | None,
-        **extra: Any,
-    ) -> Any:
-        if ragged is not None:
-            extra["decoder_attention_mask"] = ragged["mask"]
-            if "decoder_position_ids" in self._parameters:
-                extra["decoder_position_ids"] = ragged["positions"]
-        name = "cache" if "cache" in self._parameters else "past_key_values"
+    def _call(self, first: int, last: int, arguments: dict[str, Any]) -> Any:
         computed = self._pending is None
         hidden, mask = self._encoder_view(first, last) if computed else self._pending  # type: ignore[misc]
         if mask is not None:
-            extra["attention_mask"] = mask
+            arguments["attention_mask"] = mask
         self.cache.computed(computed)
         self._pending = None
         return self.model(
-            decoder_input_ids=tokens,
             # the output that has every field which models look for
             encoder_outputs=MoEModelOutput(last_hidden_state=hidden),
-            use_cache=True,
-            **{name: self.cache},
-            **extra,
+            **arguments,
         )
 
     def _encoder_view(self, first: int, last: int) -> tuple[Tensor, Tensor | None]:
