@@ -26,6 +26,7 @@ from .engines.transformers.capability import (
     is_seq2seq,
 )
 from .engines.transformers.loading import (
+    check_quantize,
     load_model,
     load_tokenizer,
     pick_device,
@@ -52,6 +53,7 @@ def load(
     device: str | torch.device = "auto",
     draft_dtype: str | torch.dtype | None = None,
     draft_device: str | torch.device | None = None,
+    draft_quantize: str | None = None,
     tokenizer: Any = None,
     adapter: str | Path | None = None,
     pack: bool = True,
@@ -71,6 +73,8 @@ def load(
         device: Of the target; "auto" is a GPU where there is one.
         draft_dtype: Of the draft; default: as for the target.
         draft_device: Of the draft; default: the target's.
+        draft_quantize: "int4": four-bit weights for the draft, on a CPU. It drafts about
+            twice as fast and nearly as well; what is lossless stays so, for the target checks it.
         tokenizer: A tokenizer in place of the target's own.
         adapter: A PEFT adapter for the target; the draft does not see it.
         pack: Lay bfloat16 weights out for the CPU while loading: the same results, faster. Give
@@ -92,6 +96,7 @@ def load(
     for kind, where in zip(kinds, devices, strict=True):
         pick_dtype(kind)
         pick_device(where)
+    check_quantize(draft_quantize, spec.model, devices[1])
     own, little_tokenizer = tokenizer, None
     if own is None:
         own = load_tokenizer(target, dtype=kinds[0], trust_remote_code=trust_remote_code)
@@ -105,6 +110,7 @@ def load(
     big = load_model(target, dtype=kinds[0], device=devices[0], adapter=adapter, **options)
     little = spec.model
     if little is not None:
+        options["quantize"] = draft_quantize
         little = load_model(little, dtype=kinds[1], device=devices[1], **options)
     return Pair(big, dataclasses.replace(spec, model=little), own, little_tokenizer, policy=chosen)
 

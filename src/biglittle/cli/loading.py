@@ -43,6 +43,7 @@ def load_pair(models: ModelOptions, policy: str | None, screen: Screen) -> Pair:
             device=models.device,
             draft_dtype=models.draft_dtype,
             draft_device=models.draft_device,
+            draft_quantize=models.draft_quantize,
             adapter=models.adapter,
             trust_remote_code=models.trust_remote_code,
         )

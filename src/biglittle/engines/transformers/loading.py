@@ -16,8 +16,9 @@ from ... import catalogue
 from ...errors import LoadError, ParameterError, nearest
 from .gguf import converted
 from .packing import can_pack, pack_linears
+from .quantizing import GROUP, QUANTIZATIONS, can_quantize, quantize_linears
 
-__all__ = ["load_model", "load_tokenizer", "pick_device", "pick_dtype"]
+__all__ = ["check_quantize", "load_model", "load_tokenizer", "pick_device", "pick_dtype"]
 
 DTYPES = {
     "float32": torch.float32,
@@ -59,12 +60,38 @@ def pick_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     return DTYPES[dtype]
 
 
+def check_quantize(quantize: str | None, source: Source, device: str | torch.device) -> None:
+    """Raise `ParameterError` for a draft that cannot be quantized so."""
+    if quantize is None:
+        return
+    if quantize not in QUANTIZATIONS:
+        hint = nearest(str(quantize), QUANTIZATIONS)
+        raise ParameterError(
+            f"unknown draft_quantize {quantize!r}; known: {', '.join(QUANTIZATIONS)}{hint}"
+        )
+    if not isinstance(source, str | Path):
+        raise ParameterError(
+            f"draft_quantize={quantize!r} needs a draft model that is loaded here, by a name or a "
+            "path; a model in memory is used as it is"
+        )
+    if (where := pick_device(device)).type != "cpu":
+        raise ParameterError(
+            f"draft_quantize={quantize!r} is for a draft on a CPU, and this one is on {where}; "
+            "there, load a checkpoint that is quantized already"
+        )
+    if not can_quantize():
+        raise ParameterError(
+            f"draft_quantize={quantize!r}: this build of torch has no kernel for it"
+        )
+
+
 def load_model(
     source: Source,
     *,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     adapter: str | Path | None = None,
+    quantize: str | None = None,
     pack: bool = True,
     trust_remote_code: bool = False,
 ) -> Any:
@@ -76,6 +103,7 @@ def load_model(
         dtype: "auto" is the checkpoint's own (bfloat16 for a float16 one on a CPU).
         device: "auto" is a GPU where there is one.
         adapter: A PEFT adapter to put on it; a folder or a hub id.
+        quantize: "int4" for four-bit linear layers, on a CPU; see `quantizing`.
         pack: Whether bfloat16 weights on a CPU are laid out for it; see `packing`.
         trust_remote_code: As in transformers.
 
@@ -102,6 +130,11 @@ def load_model(
     model = model.to(where)
     if adapter is not None:
         model = _with_adapter(model, adapter)
+    if quantize is not None and not quantize_linears(model):
+        raise LoadError(
+            f"cannot quantize {str(source)!r}: it has no linear layer whose inputs come in "
+            f"groups of {GROUP}; load it without"
+        )
     if pack and can_pack():
         pack_linears(model)
     return model

@@ -12,12 +12,12 @@ import mmap
 from collections import Counter
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PackedLinear", "can_pack", "pack_linears"]
+__all__ = ["PackedLinear", "can_pack", "give_back", "pack_linears", "plain_linears"]
 
 WIDTH = 16  # oneDNN chooses the layout by the number of tokens; this choice serves 1 … 16 and more
 
@@ -85,23 +85,42 @@ def pack_linears(model: nn.Module) -> int:
     """
     users = Counter(id(p) for module in model.modules() for p in module._parameters.values())
     layers = [
-        (parent, name, child)
+        layer
+        for layer in plain_linears(model)
+        if layer.child.weight.dtype == torch.bfloat16 and users[id(layer.child.weight)] == 1
+    ]
+    for parent, name, child in layers:
+        setattr(parent, name, PackedLinear(child))
+        give_back(child.weight)
+    return len(layers)
+
+
+class Layer(NamedTuple):
+    """A linear layer and where it hangs."""
+
+    parent: nn.Module
+    name: str
+    child: nn.Linear
+
+
+def plain_linears(model: nn.Module) -> list[Layer]:
+    """The linear layers on the CPU that do nothing but multiply.
+
+    The largest come first, to be replaced while little else is in memory: for a moment a layer
+    is there twice.
+    """
+    layers = [
+        Layer(parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
         # Subclasses do more than multiply; a hooked layer has another forward.
         if type(child) is nn.Linear and "forward" not in vars(child)
-        if child.weight.device.type == "cpu" and child.weight.dtype == torch.bfloat16
-        if users[id(child.weight)] == 1
+        if child.weight.device.type == "cpu"
     ]
-    # The largest first, while little else is in memory: for a moment a layer is there twice.
-    layers.sort(key=lambda layer: -layer[2].weight.nbytes)
-    for parent, name, child in layers:
-        setattr(parent, name, PackedLinear(child))
-        _give_back(child.weight)
-    return len(layers)
+    return sorted(layers, key=lambda layer: -layer.child.weight.nbytes)
 
 
-def _give_back(weight: Tensor) -> None:
+def give_back(weight: Tensor) -> None:
     """Let go of the checkpoint file's pages behind a weight that nobody reads any more.
 
     Loaded weights are a view of the mapped file; without this the pages stay resident until the
