@@ -7,22 +7,28 @@ result = pair.generate([{"role": "user", "content": "Reverse a string in Python.
 print(result.text, result.stats.acceptance_rate)
 """
 
-from .chat import Chat
-from .errors import (
-    BiglittleError,
-    ContextError,
-    IncompatiblePairError,
-    LoadError,
-    ParameterError,
-    PolicyError,
-    RowError,
-    UnsupportedModelError,
-)
-from .integrations.transformers import assisted
-from .pair import Pair, load
-from .params import GenerationParams
-from .policy import Policy, parse_policy
-from .results import Chunk, FinishReason, Origin, Result, Round, Stats, TokenLogprob
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .chat import Chat
+    from .errors import (
+        BiglittleError,
+        ContextError,
+        IncompatiblePairError,
+        LoadError,
+        ParameterError,
+        PolicyError,
+        RowError,
+        UnsupportedModelError,
+    )
+    from .integrations.transformers.assisted import assisted
+    from .pair import Pair, load
+    from .params import GenerationParams
+    from .policy import Policy, parse_policy
+    from .results import Chunk, FinishReason, Origin, Result, Round, Stats, TokenLogprob
 
 __all__ = [
     "BiglittleError",
@@ -50,3 +56,28 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "chat": ["Chat"],
+    "errors": [name for name in __all__ if name.endswith("Error")],
+    "integrations.transformers": ["assisted"],
+    "pair": ["Pair", "load"],
+    "params": ["GenerationParams"],
+    "policy": ["Policy", "parse_policy"],
+    "results": ["Chunk", "FinishReason", "Origin", "Result", "Round", "Stats", "TokenLogprob"],
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: torch takes seconds to import, and
+    `biglittle --help` does not need it."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
