@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -91,6 +92,7 @@ PolicyLike = str | Policy
 
 ACCEPTANCES: dict[str, type[Acceptance]] = {"exact": Exact, "bild": Bild}
 ALIASES = {"confidence": "dynamic", "constant": "static"}
+NOTHING: Mapping[str, str] = {}
 NAMED = {name: rule for rule, name in ALIASES.items()}
 
 
@@ -166,15 +168,29 @@ def _split(text: str, policy: str) -> tuple[str, dict[str, str]]:
     return name.strip().lower(), options
 
 
-def _build(kind: type[Any], name: str, options: dict[str, str]) -> Any:
-    """An instance of a rule from its options as text."""
+def _build(
+    kind: type[Any], name: str, options: dict[str, str], renamed: Mapping[str, str] = NOTHING
+) -> Any:
+    """An instance of a rule from its options as text.
+
+    `name`, and `renamed` (field → option), are what the user knows the rule and its fields by.
+    """
     hints = get_type_hints(kind)
-    fields = [field.name for field in dataclasses.fields(kind)]
+    fields = {renamed.get(field.name, field.name): field.name for field in dataclasses.fields(kind)}
     for key in options:
         if key not in fields:
             known = f"it has {', '.join(fields)}" if fields else "it has none"
             raise PolicyError(f"{name}: unknown option {key!r}; {known}{nearest(key, fields)}")
-    return kind(**{key: _convert(name, key, text, hints[key]) for key, text in options.items()})
+    values = {
+        fields[key]: _convert(name, key, text, hints[fields[key]]) for key, text in options.items()
+    }
+    try:
+        return kind(**values)
+    except PolicyError as error:
+        message = str(error)
+        for option, field in fields.items():
+            message = message.replace(f"{kind.name}: {field}=", f"{name}: {option}=", 1)
+        raise PolicyError(message) from None
 
 
 def _convert(name: str, key: str, text: str, hint: Any) -> Any:
@@ -194,7 +210,7 @@ def _convert(name: str, key: str, text: str, hint: Any) -> Any:
 
 def _parse_bild(options: dict[str, str]) -> Policy:
     """`bild`: the fallback lookahead's `threshold` goes by the name `fallback`."""
-    ahead = {"fallback": "threshold", "tokens": "tokens"}
+    ahead = ["fallback", "tokens"]
     rules = [field.name for field in dataclasses.fields(Bild)]
     for key in options:
         if key not in ahead and key not in rules:
@@ -202,9 +218,11 @@ def _parse_bild(options: dict[str, str]) -> Policy:
             raise PolicyError(
                 f"bild: unknown option {key!r}; it has {', '.join(known)}{nearest(key, known)}"
             )
-    first = {ahead[key]: text for key, text in options.items() if key in ahead}
+    first = {key: text for key, text in options.items() if key in ahead}
     second = {key: text for key, text in options.items() if key not in ahead}
-    return Policy(_build(Fallback, "bild", first), _build(Bild, "bild", second))
+    return Policy(
+        _build(Fallback, "bild", first, {"threshold": "fallback"}), _build(Bild, "bild", second)
+    )
 
 
 def _print_value(value: Any) -> str:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import BiglittleError, RowError
 from . import chat, demo, doctor, generate, models
-from .options import with_groups
+from .options import in_options, with_groups
 from .screen import complain
 
 __all__ = ["app", "main"]
@@ -62,7 +62,7 @@ def _usage(error: typer.TyperException) -> str:
 
 def _in_words(error: Exception) -> str:
     if isinstance(error, BiglittleError):
-        return str(error)
+        return in_options(str(error))
     return f"{type(error).__name__}: {error} (--debug shows where)"
 
 
