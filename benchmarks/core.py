@@ -2,12 +2,14 @@
 
     python -m benchmarks.core                     # everything; about an hour on two cores
     python -m benchmarks.core --pairs smollm2-bf16 --prompts 2
+    python -m benchmarks.core --tasks code --systems "biglittle plain" --systems "biglittle int4"
     python -m benchmarks.core --report            # the tables of what was measured so far
     python -m benchmarks.core --memory            # peak memory of both sides
 
 Every run is one prompt through one system. Runs of a prompt follow each other, in an order that
 turns from prompt to prompt, so that a slow moment of the machine meets all systems alike. Speeds
-are milliseconds a new token, prefill included; ratios are taken prompt by prompt. Results are
+are milliseconds a new token, prefill included; ratios are taken prompt by prompt, and "decoding"
+is our ratio to our plain decoding after the first token, the prefill left out. Results are
 appended to a file as they come, and a second call goes on where the first one stopped.
 """
 
@@ -22,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,6 +53,7 @@ OURS = {
     "heuristic": "heuristic",
     "dynamic": "dynamic",
     "bild": "bild:fallback=0.6,rollback=3",
+    "int4": "dynamic:threshold=0.6",  # with a draft in four bits, where it is a model of its own
 }
 THEIRS = {
     "plain": None,
@@ -65,9 +69,10 @@ class Bench:
     """One pair, and every system over it."""
 
     def __init__(self, name: str, new_tokens: int, sides: tuple[str, ...] = SIDES) -> None:
-        target, draft, dtype = PAIRS[name]
+        target, draft, self.dtype = PAIRS[name]
+        dtype = self.dtype
         big = catalogue.fetch(_entry(target))
-        little = catalogue.fetch(_entry(draft)) if draft != target else None
+        self.little = little = catalogue.fetch(_entry(draft)) if draft != target else None
         self.tokenizer = AutoTokenizer.from_pretrained(big)
         self.new_tokens = new_tokens
         if "biglittle" in sides:
@@ -79,6 +84,12 @@ class Bench:
             load = AutoModelForCausalLM.from_pretrained
             self.target = load(big, dtype=dtype).eval()
             self.draft = load(little, dtype=dtype).eval() if little else self.target
+
+    @cached_property
+    def int4(self) -> biglittle.Pair:
+        """The same target, its draft in four bits."""
+        options: dict[str, Any] = {"tokenizer": self.tokenizer, "dtype": self.dtype}
+        return biglittle.load(self.pair.target, self.little, draft_quantize="int4", **options)
 
     def ids(self, prompt: Any) -> list[int]:
         """Token ids of a prompt."""
@@ -99,12 +110,14 @@ class Bench:
         return {"tokens": tokens, "ms": 1000 * seconds / len(tokens), **extra}
 
     def _ours(self, name: str, ids: list[int]) -> tuple[list[int], dict[str, Any]]:
-        policy = OURS[name]
-        result = self.pair.generate(
-            ids, policy=policy, temperature=0, max_new_tokens=self.new_tokens
+        pair = self.int4 if name == "int4" else self.pair
+        result = pair.generate(
+            ids, policy=OURS[name], temperature=0, max_new_tokens=self.new_tokens
         )
         stats = result.stats
+        decoding = stats.total_seconds - stats.first_token_seconds
         return list(result.token_ids), {
+            "decode_ms": 1000 * decoding / max(1, stats.new_tokens - 1),
             "outside": stats.outside_seconds / stats.total_seconds,
             "target_passes": stats.target_passes,
             "draft_passes": stats.draft_passes,
@@ -157,15 +170,25 @@ def _processor() -> str:
         return platform.processor()
 
 
-def measure(names: list[str], count: int, new_tokens: int, out: Path, console: Console) -> None:
+def measure(
+    names: list[str],
+    tasks: list[str],
+    systems: list[str],
+    count: int,
+    new_tokens: int,
+    out: Path,
+    console: Console,
+) -> None:
     """Run what is not in the file yet."""
     done = {(row["pair"], row["task"], row["prompt"], row["system"]) for row in read(out)}
     for name in names:
-        todo = list(_plan(name, count, done))
+        todo = list(_plan(name, tasks, systems, count, done))
         if not todo:
             continue
         bench = Bench(name, new_tokens)
-        bench.run("biglittle dynamic", bench.ids("Warm up the machine."))
+        for system in ("biglittle int4", "transformers dynamic"):
+            if bench.little is not None or system != "biglittle int4":
+                bench.run(system, bench.ids("Warm up the machine."))
         for step, (task, index, system, prompt) in enumerate(todo):
             row = bench.run(system, bench.ids(prompt))
             row |= {"pair": name, "task": task, "prompt": index, "system": system}
@@ -177,12 +200,18 @@ def measure(names: list[str], count: int, new_tokens: int, out: Path, console: C
 
 
 def _plan(
-    name: str, count: int, done: set[tuple[str, str, int, str]]
+    name: str,
+    tasks: list[str],
+    systems: list[str],
+    count: int,
+    done: set[tuple[str, str, int, str]],
 ) -> Iterator[tuple[str, int, str, Any]]:
-    for task_index, task in enumerate(TASKS):
+    target, draft, _ = PAIRS[name]
+    systems = [s for s in systems if target != draft or s != "biglittle int4"]
+    for task_index, task in enumerate(tasks):
         for index, prompt in enumerate(prompts(task, count)):
-            turn = (index + task_index) % len(SYSTEMS)
-            for system in SYSTEMS[turn:] + SYSTEMS[:turn]:
+            turn = (index + task_index) % len(systems)
+            for system in systems[turn:] + systems[:turn]:
                 if (name, task, index, system) not in done:
                     yield task, index, system, prompt
 
@@ -209,7 +238,7 @@ def _table(pair: str, task: str, rows: list[dict[str, Any]]) -> Table:
     }
     table = Table(title=f"{pair}, {task}: median over {len(by_system[SYSTEMS[0]])} prompts")
     columns = (
-        "system", "ms/token", "quartiles", "vs own plain", "vs transformers", "range",
+        "system", "ms/token", "quartiles", "vs own plain", "decoding", "vs transformers", "range",
         "outside", "acceptance", "passes big/little", "same tokens",
     )  # fmt: skip
     for column in columns:
@@ -225,6 +254,7 @@ def _cells(
 ) -> list[str]:
     side, name = system.split()
     own = _ratios(by_system[f"{side} plain"], found)
+    decoding = _ratios(by_system[f"{side} plain"], found, "decode_ms")
     peer = (
         _ratios(by_system.get(f"transformers {name}", {}), found) if side != "transformers" else []
     )
@@ -245,6 +275,7 @@ def _cells(
         f"{statistics.median(ms):.0f}",
         _quartiles(ms, "{:.0f}"),
         f"{statistics.median(own):.2f}×" if own else "",
+        f"{statistics.median(decoding):.2f}×" if decoding else "",
         f"{statistics.median(peer):.2f}×" if peer else "",
         _quartiles(peer, "{:.2f}") if peer else "",
         f"{mean('outside'):.1%}" if ours else "",
@@ -254,9 +285,11 @@ def _cells(
     ]
 
 
-def _ratios(reference: dict[int, dict[str, Any]], found: dict[int, dict[str, Any]]) -> list[float]:
-    """How many times faster, prompt by prompt."""
-    return [reference[i]["ms"] / row["ms"] for i, row in found.items() if i in reference]
+def _ratios(
+    reference: dict[int, dict[str, Any]], found: dict[int, dict[str, Any]], key: str = "ms"
+) -> list[float]:
+    """How many times faster, prompt by prompt, where both sides were measured."""
+    return [reference[i][key] / row[key] for i, row in found.items() if key in reference.get(i, {})]
 
 
 def _agreement(tokens: list[int], reference: list[int]) -> float:
@@ -304,6 +337,8 @@ def _exclusive(action: Callable[[], None]) -> None:
 
 def main(
     pairs: Annotated[list[str] | None, typer.Option(help="Pairs to run.")] = None,
+    tasks: Annotated[list[str] | None, typer.Option(help="Tasks to run.")] = None,
+    systems: Annotated[list[str] | None, typer.Option(help="Systems to run.")] = None,
     count: Annotated[int, typer.Option("--prompts", help="Prompts a task.")] = 3,
     new_tokens: Annotated[int, typer.Option(help="New tokens a prompt, at most.")] = 96,
     out: Annotated[Path, typer.Option(help="Results file.")] = Path("bench-core.jsonl"),
@@ -313,9 +348,14 @@ def main(
 ) -> None:
     """Our decoding beside transformers' own."""
     console = Console(width=170)
-    names = pairs or list(PAIRS)
-    if unknown := [name for name in names if name not in PAIRS]:
-        raise SystemExit(f"unknown pair {unknown[0]!r}; known: {', '.join(PAIRS)}")
+    names, tasks, systems = pairs or list(PAIRS), tasks or list(TASKS), systems or SYSTEMS
+    for kind, given, known in (
+        ("pair", names, list(PAIRS)),
+        ("task", tasks, list(TASKS)),
+        ("system", systems, SYSTEMS),
+    ):
+        if unknown := [name for name in given if name not in known]:
+            raise SystemExit(f"unknown {kind} {unknown[0]!r}; known: {', '.join(known)}")
     if peak_of is not None:
         print(peak(peak_of, names[0], new_tokens))
         return
@@ -327,7 +367,7 @@ def main(
             memory(name, new_tokens, console)
         return
     if not only_report:
-        _exclusive(lambda: measure(names, count, new_tokens, out, console))
+        _exclusive(lambda: measure(names, tasks, systems, count, new_tokens, out, console))
     report(read(out), console)
 
 
