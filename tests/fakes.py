@@ -106,7 +106,7 @@ class ScriptedRunner:
         self._add_row(self.cached(row))
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+    def forward(self, tokens: Tensor, counts: Sequence[int], *, last: bool = False) -> Tensor:
         """See `Runner.forward`."""
         rows, width = tokens.shape
         assert rows == len(self.lengths) == len(counts)
@@ -118,6 +118,8 @@ class ScriptedRunner:
             prefix = tuple(self.cached(row))
             for position in range(count):
                 logits[row, position] = self._after(prefix[: len(prefix) - count + position + 1])
+        if last:
+            logits = logits[torch.arange(rows), torch.tensor(counts) - 1][:, None]
         return self._lend(logits)
 
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -336,13 +336,22 @@ def test_a_name_that_is_misspelt(folder: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"draft_device": "cuda:77"}, ["cuda:77", "not available"]),
         ({"device": 77}, ["77"]),
         ({"tokenizer": 3}, ["int is not a transformers tokenizer"]),
+        ({"engine": "lama.cpp"}, ["unknown engine 'lama.cpp'", "did you mean 'llama.cpp'"]),
+        ({"engine": "llama.cpp"}, ["runs GGUF files"]),
+        ({"draft_engine": "llama.cpp"}, ["runs GGUF files"]),
+        ({"llama": {"n_treads": 2}}, ["unknown option 'n_treads'", "did you mean 'n_threads'"]),
+        ({"llama": {"n_threads": 0}}, ["n_threads=0"]),
+        ({"llama": {"n_ctx": True}}, ["n_ctx=True"]),
+        ({"llama": {"type_k": "q9"}}, ["type_k='q9'", "f16"]),
     ],
 )
 def test_options_that_cannot_be_used(
     folder: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any], words: list[str]
 ) -> None:
     """Found out before a model is read."""
-    monkeypatch.setattr("biglittle.pair.load_model", lambda *a, **k: pytest.fail("a model is read"))
+    monkeypatch.setattr(
+        "biglittle.engines.loading.Recipe.load", lambda self: pytest.fail("a model is read")
+    )
     refused(lambda: biglittle.load(folder, folder, **option), *words, error=ParameterError)
 
 

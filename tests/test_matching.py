@@ -120,7 +120,7 @@ def test_tokenizers_of_two_pairs_are_compared_when_the_pair_is_built() -> None:
         ("llama", "bart", "decoder-only model and BartForConditionalGeneration is an encoder"),
         ("t5", "gpt2", "encoder-decoder model and GPT2LMHeadModel is a decoder-only"),
         ("bart", "whisper", "reads input_ids and WhisperForConditionalGeneration input_features"),
-        ("whisper", "bart", "mel bins"),
+        ("whisper", "bart", "reads input_features and BartForConditionalGeneration input_ids"),
     ],
 )
 def test_kinds_that_do_not_go_together(target: str, draft: str, word: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .chat import Chat
+    from .engines.llama_cpp import LlamaModel, LlamaOptions
     from .errors import (
         BiglittleError,
         ContextError,
@@ -38,6 +39,8 @@ __all__ = [
     "FinishReason",
     "GenerationParams",
     "IncompatiblePairError",
+    "LlamaModel",
+    "LlamaOptions",
     "LoadError",
     "Origin",
     "Pair",
@@ -59,6 +62,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "chat": ["Chat"],
+    "engines.llama_cpp": ["LlamaModel", "LlamaOptions"],
     "errors": [name for name in __all__ if name.endswith("Error")],
     "integrations.transformers": ["assisted"],
     "pair": ["Pair", "load"],

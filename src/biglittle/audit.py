@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .engines.base import Prompt
-from .engines.transformers import make_runner
 from .errors import ParameterError, PolicyError
 from .params import make_params
 from .policy import PolicyLike, parse_policy
@@ -134,11 +133,11 @@ def compare(pair: Pair, prompt: Prompt, plain: Sequence[int], other: Sequence[in
 
 def _logits(pair: Pair, prompt: Prompt, width: int) -> torch.Tensor:
     """The target's logits after a prompt, [vocab], its last tokens read in passes of `width`."""
-    runner = make_runner(pair.target)
+    runner = pair.runner()
     first = max(1, len(prompt.tokens) - CONTEXT)
     logits = runner.admit(Prompt(prompt.tokens[:first], prompt.encoder))[0]
     for start in range(first, len(prompt.tokens), width):
         part = prompt.tokens[start : start + width]
         tokens = torch.tensor([part], device=runner.device)
         logits = runner.forward(tokens, [len(part)])[0, -1]
-    return logits.float()
+    return logits.to(torch.float32, copy=True)  # it is the runner's memory

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from .engines.transformers.capability import is_seq2seq, model_name, vocab_size
+from .engines.base import EncoderInput, Model
 from .errors import IncompatiblePairError, ParameterError, nearest
 
 __all__ = ["DraftSpec", "check_pair", "check_tokenizers", "parse_draft", "shared_vocab"]
@@ -85,20 +85,22 @@ def _vocabulary(tokenizer: Any) -> dict[str, int]:
     return found
 
 
-def check_pair(target: Any, draft: Any, tokenizer: Any, draft_tokenizer: Any) -> None:
+def check_pair(target: Model, draft: Model, tokenizer: Any, draft_tokenizer: Any) -> None:
     """Raise `IncompatiblePairError` for two models that cannot work together."""
-    big, little = model_name(target), model_name(draft)
-    if is_seq2seq(target) != is_seq2seq(draft):
-        kinds = {True: "an encoder-decoder model", False: "a decoder-only model"}
+    big, little = target.name, draft.name
+    reads = target.encoder_input(), draft.encoder_input()
+    if (reads[0] is None) != (reads[1] is None):
+        kinds = {True: "a decoder-only model", False: "an encoder-decoder model"}
         raise IncompatiblePairError(
-            f"{big} is {kinds[is_seq2seq(target)]} and {little} is {kinds[is_seq2seq(draft)]}; "
+            f"{big} is {kinds[reads[0] is None]} and {little} is {kinds[reads[1] is None]}; "
             "choose a draft of the same kind"
         )
-    _check_encoder_inputs(target, draft, big, little)
+    if reads[0] is not None and reads[1] is not None:
+        _check_encoder_inputs(reads[0], reads[1], big, little)
     check_tokenizers(tokenizer, draft_tokenizer, big, little)
-    if tokenizer is None and not _padded_alike(vocab_size(target), vocab_size(draft)):
+    if tokenizer is None and not _padded_alike(target.vocab, draft.vocab):
         raise IncompatiblePairError(
-            f"{big} has a vocabulary of {vocab_size(target)} and {little} of {vocab_size(draft)}, "
+            f"{big} has a vocabulary of {target.vocab} and {little} of {draft.vocab}, "
             "which is more than padding; choose a draft of the same family"
         )
 
@@ -110,20 +112,22 @@ def _padded_alike(one: int, other: int) -> bool:
     return abs(one - other) < min(PADDING, max(one, other) // 2)
 
 
-def _check_encoder_inputs(target: Any, draft: Any, big: str, little: str) -> None:
-    for name, meaning in (("num_mel_bins", "mel bins"), ("max_source_positions", "audio frames")):
-        one, other = (getattr(m.config, name, None) for m in (target, draft))
-        audio = target.main_input_name != "input_ids"
-        if audio and one != other:
-            raise IncompatiblePairError(
-                f"{big} reads {one} {meaning} and {little} {other}; both encoders must take the "
-                "same input"
-            )
-    if target.main_input_name != draft.main_input_name:
+def _check_encoder_inputs(one: EncoderInput, other: EncoderInput, big: str, little: str) -> None:
+    if one.main == other.main == "input_features" and one.features and other.features:
+        for meaning, ours, theirs in zip(MEANINGS, one.features, other.features, strict=True):
+            if ours != theirs:
+                raise IncompatiblePairError(
+                    f"{big} reads {ours} {meaning} and {little} {theirs}; both encoders must take "
+                    "the same input"
+                )
+    if one.main != other.main:
         raise IncompatiblePairError(
-            f"{big} reads {target.main_input_name} and {little} {draft.main_input_name}; both "
-            "encoders must take the same input"
+            f"{big} reads {one.main} and {little} {other.main}; both encoders must take the same "
+            "input"
         )
+
+
+MEANINGS = ("mel bins", "audio frames")
 
 
 def check_tokenizers(one: Any, other: Any, big: str, little: str) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import queue
 import threading
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,12 @@ from .chat import Chat
 from .decoding import Engine, Request
 from .decoding.sampling import resolve
 from .drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter
-from .engines.base import EncoderInput
-from .engines.transformers import make_runner
-from .engines.transformers.capability import (
-    base_model,
-    embedding_weight,
-    encoder_input,
-    is_seq2seq,
-)
-from .engines.transformers.loading import (
-    check_quantize,
-    load_model,
-    load_tokenizer,
-    pick_device,
-    pick_dtype,
-)
-from .errors import ParameterError, PolicyError
+from .engines import open_model
+from .engines.base import EncoderInput, Runner
+from .engines.llama_cpp import LlamaOptions
+from .engines.loading import Recipe
+from .engines.transformers import TransformersRunner
+from .errors import ParameterError, PolicyError, UnsupportedModelError
 from .matching import DraftSpec, check_pair, check_tokenizers, parse_draft, shared_vocab
 from .params import GenerationParams, make_params
 from .policy import Policy, PolicyLike, parse_policy
@@ -54,6 +44,9 @@ def load(
     draft_dtype: str | torch.dtype | None = None,
     draft_device: str | torch.device | None = None,
     draft_quantize: str | None = None,
+    engine: str = "auto",
+    draft_engine: str | None = None,
+    llama: LlamaOptions | Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     adapter: str | Path | None = None,
     pack: bool = True,
@@ -75,6 +68,12 @@ def load(
         draft_device: Of the draft; default: the target's.
         draft_quantize: "int4": four-bit weights for the draft, on a CPU. It drafts about
             twice as fast and nearly as well; what is lossless stays so, for the target checks it.
+        engine: "transformers", "llama.cpp" (for GGUF files, with the extra `biglittle[llama]`), or
+            "auto": llama.cpp for GGUF files where it is installed.
+        draft_engine: Of the draft; default: as for the target, where that can run it. The two
+            models may live in different engines.
+        llama: Options of llama.cpp by its own names (`n_ctx`, `n_threads`, `n_gpu_layers`, …);
+            see `biglittle.LlamaOptions`.
         tokenizer: A tokenizer in place of the target's own.
         adapter: A PEFT adapter for the target; the draft does not see it.
         pack: Lay bfloat16 weights out for the CPU while loading: the same results, faster. Give
@@ -90,29 +89,39 @@ def load(
     """
     chosen = None if policy is None else parse_policy(policy)
     spec = parse_draft(draft)
-    kinds = dtype, dtype if draft_dtype is None else draft_dtype
-    devices = device, device if draft_device is None else draft_device
-    # Whatever can be wrong is found out before anything large is read.
-    for kind, where in zip(kinds, devices, strict=True):
-        pick_dtype(kind)
-        pick_device(where)
-    check_quantize(draft_quantize, spec.model, devices[1])
-    own, little_tokenizer = tokenizer, None
-    if own is None:
-        own = load_tokenizer(target, dtype=kinds[0], trust_remote_code=trust_remote_code)
+    shared: dict[str, Any] = {
+        "pack": pack,
+        "trust_remote_code": trust_remote_code,
+        "llama": llama,
+    }
+    big = Recipe(
+        source=target, engine=engine, dtype=dtype, device=device, adapter=adapter, **shared
+    )
+    little = Recipe(
+        source=spec.model,
+        engine=draft_engine or ("auto" if spec.model is None else _same_engine(engine, spec.model)),
+        dtype="auto" if draft_dtype is None else draft_dtype,
+        device=device if draft_device is None else draft_device,
+        quantize=draft_quantize,
+        **shared,
+    )
+    if draft_dtype is None and not little.in_llama:  # a file that is run as it is has its own
+        little = dataclasses.replace(little, dtype=dtype)
+    own = big.tokenizer() if tokenizer is None else tokenizer
+    little_tokenizer = None
     if spec.model is not None:
-        little_tokenizer = load_tokenizer(
-            spec.model, dtype=kinds[1], trust_remote_code=trust_remote_code
-        )
+        little_tokenizer = little.tokenizer()
         big_name = str(target) if isinstance(target, str | Path) else type(target).__name__
         check_tokenizers(own, little_tokenizer, big_name, str(spec.model))
-    options: dict[str, Any] = {"pack": pack, "trust_remote_code": trust_remote_code}
-    big = load_model(target, dtype=kinds[0], device=devices[0], adapter=adapter, **options)
-    little = spec.model
-    if little is not None:
-        options["quantize"] = draft_quantize
-        little = load_model(little, dtype=kinds[1], device=devices[1], **options)
-    return Pair(big, dataclasses.replace(spec, model=little), own, little_tokenizer, policy=chosen)
+    model = big.load()
+    if spec.model is not None:
+        spec = dataclasses.replace(spec, model=little.load())
+    return Pair(model, spec, own, little_tokenizer, policy=chosen)
+
+
+def _same_engine(engine: str, draft: Any) -> str:
+    """The target's engine goes for a draft that it can run."""
+    return engine if str(draft).lower().endswith(".gguf") or engine != "llama.cpp" else "auto"
 
 
 class Pair:
@@ -136,16 +145,16 @@ class Pair:
         policy: PolicyLike | None = None,
     ) -> None:
         spec = draft if isinstance(draft, DraftSpec) else parse_draft(draft)
-        self.target = base_model(target)
-        self.draft = None if spec.model is None else base_model(spec.model)
+        self._target = open_model(target)
+        self._draft = None if spec.model is None else open_model(spec.model)
         self.tokenizer = tokenizer
         self._spec = spec
-        runner = make_runner(self.target)  # refuses what cannot take part
+        runner = self._target.runner()  # refuses what cannot take part
         self.vocab = shared_vocab(runner.vocab, tokenizer)
         self._draft_vocab = self.vocab
-        if self.draft is not None:
-            little = make_runner(self.draft)
-            check_pair(self.target, self.draft, tokenizer, draft_tokenizer)
+        if self._draft is not None:
+            little = self._draft.runner()
+            check_pair(self._target, self._draft, tokenizer, draft_tokenizer)
             if tokenizer is None:  # heads of different size: what only one has is padding
                 self.vocab = min(self.vocab, little.vocab)
             self._draft_vocab = shared_vocab(min(self.vocab, little.vocab), draft_tokenizer)
@@ -155,7 +164,7 @@ class Pair:
         self._prompts = Prompts(
             tokenizer,
             encoder=self._encoder_input(),
-            start=_decoder_start(self.target),
+            start=self._target.decoder_start(),
             vocab=runner.vocab,
             context=runner.limits.context,
             name=runner.name,
@@ -166,6 +175,16 @@ class Pair:
 
     def __repr__(self) -> str:
         return f"Pair({self.name!r}, draft={self._spec}, policy={str(self.policy)!r})"
+
+    @property
+    def target(self) -> Any:
+        """The target: a transformers model, or a `LlamaModel`."""
+        return getattr(self._target, "model", self._target)
+
+    @property
+    def draft(self) -> Any:
+        """The draft model; None without one."""
+        return getattr(self._draft, "model", self._draft)
 
     # Generating.
 
@@ -309,9 +328,13 @@ class Pair:
 
     # Building requests.
 
+    def runner(self) -> Runner:
+        """A runner of the target, without rows."""
+        return self._target.runner()
+
     def engine(self) -> Engine:
         """A fresh engine over the pair's models: what `generate` and a server run."""
-        target = make_runner(self.target)
+        target = self.runner()
         return Engine(target, self._make_drafter(target), self.tokenizer, vocab=self.vocab)
 
     def requests(
@@ -338,13 +361,13 @@ class Pair:
         for start in prompts:
             settings = resolve(
                 params,
-                self.target.generation_config,
+                self._target.generation_config,
                 prompt_length=len(start.tokens),
                 context=self._limits.context,
                 vocab=self.vocab,
                 head=self._head,
                 tokenizer=self.tokenizer,
-                device=embedding_weight(self.target).device,
+                device=self._target.device,
                 encoder_ids=(start.encoder or {}).get("input_ids"),
             )
             # One tuple of processors for all rows lets the loop run them on all rows at once.
@@ -390,40 +413,27 @@ class Pair:
 
     def _encoder_input(self) -> EncoderInput | None:
         """What both encoders read: the one with less room says how much."""
-        models = [self.target] if self.draft is None else [self.target, self.draft]
-        found = [reads for reads in map(encoder_input, models) if reads is not None]
+        models = [self._target] if self._draft is None else [self._target, self._draft]
+        found = [reads for model in models if (reads := model.encoder_input()) is not None]
         least = min(found, key=lambda reads: reads.tokens or math.inf, default=None)
-        if least is None or self.draft is None:
+        if least is None or self._draft is None:
             return least
         # What the target's encoder made of an input is of no use to the draft's.
         return dataclasses.replace(least, stand_ins=frozenset())
 
-    def _make_drafter(self, target: Any) -> Drafter | None:
+    def _make_drafter(self, target: Runner) -> Drafter | None:
         spec = self._spec
-        if self.draft is not None:
-            same = self.draft is self.target or _shares_modules(self.draft, self.target)
-            runner = make_runner(self.draft, adapters=not same)
-            return ModelDrafter(runner, self._draft_vocab)
+        if self._draft is not None:
+            same = self._draft.shares_weights(self._target)
+            return ModelDrafter(self._draft.runner(adapters=not same), self._draft_vocab)
         if spec.layers is not None:
+            if not isinstance(target, TransformersRunner):
+                raise UnsupportedModelError(
+                    f"{target.name}: early exit needs the model's layers one by one, and llama.cpp "
+                    "runs a model whole; give a draft model or 'prompt-lookup', or load the "
+                    "target with engine='transformers'"
+                )
             return EarlyExitDrafter(target, spec.layers, self.vocab)
         if spec.ngram is not None:
             return PromptLookupDrafter(spec.ngram, vocab=self.vocab)
         return None
-
-
-def _shares_modules(one: Any, other: Any) -> bool:
-    """Whether two models share weights: then an adapter in one is an adapter in the other."""
-    ids = {id(module) for module in one.modules()}
-    return any(id(module) in ids for module in other.modules())
-
-
-def _decoder_start(model: Any) -> tuple[int, ...]:
-    """What the decoder of an encoder-decoder model starts from."""
-    if not is_seq2seq(model):
-        return ()
-    for config in (model.generation_config, model.config):
-        for name in ("decoder_start_token_id", "bos_token_id"):
-            token = getattr(config, name, None)
-            if isinstance(token, int):
-                return (token,)
-    return ()

@@ -123,16 +123,14 @@ class ModelDrafter:
             now = [tokens[: min(CHUNK, len(tokens) - 1)] for tokens in feed]
             self._forward(now)
             feed = [tokens[len(part) :] for tokens, part in zip(feed, now, strict=True)]
-        logits = self._forward(feed)
-        last = torch.tensor([max(len(tokens) - 1, 0) for tokens in feed], device=logits.device)
-        return logits[torch.arange(len(feed), device=logits.device), last, : self.vocab]
+        return self._forward(feed)[:, 0, : self.vocab]
 
     def _forward(self, feed: list[list[int]]) -> Tensor:
         width = max(map(len, feed))
         tokens = torch.tensor(
             [tokens + [0] * (width - len(tokens)) for tokens in feed], device=self.runner.device
         )
-        return self.runner.forward(tokens, [len(tokens) for tokens in feed])
+        return self.runner.forward(tokens, [len(tokens) for tokens in feed], last=True)
 
     def _choose(
         self, index: int, logits: Tensor, rows: Sequence[Row], drafts: Sequence[RowDraft]

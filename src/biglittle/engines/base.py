@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from .timing import Stopwatch
 
-__all__ = ["EncoderInput", "Limits", "Prompt", "Runner", "Saved"]
+__all__ = ["EncoderInput", "Limits", "Model", "Prompt", "Runner", "Saved"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +102,17 @@ class Runner(Protocol):
     def fork(self, row: int) -> None:
         """Append a row that is a copy of another."""
 
-    def forward(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+    def forward(self, tokens: Tensor, counts: Sequence[int], *, last: bool = False) -> Tensor:
         """Append `counts[i]` of `tokens[i]` to every row i.
 
         Args:
             tokens: [rows, width] int64, each row's tokens first, then anything.
-            counts: Tokens of every row, in 0 … width.
+            counts: Tokens of every row, in 0 … width; not all 0.
+            last: Whether only the logits after each row's last token are wanted.
 
         Returns:
-            Logits [rows, width, vocab]; those past a row's count mean nothing.
+            Logits [rows, width, vocab], or [rows, 1, vocab] for `last`; those past a row's count
+            mean nothing.
         """
 
     def truncate(self, lengths: Sequence[int]) -> None:
@@ -122,3 +125,34 @@ class Runner(Protocol):
         """Keep a row's state beyond its release; `tokens` are the row's tokens.
 
         None where the engine cannot."""
+
+
+class Model(Protocol):
+    """A model in memory, as an engine holds it."""
+
+    name: str
+    """For messages and reports."""
+
+    @property
+    def vocab(self) -> int:
+        """Entries of the head."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits come from."""
+
+    @property
+    def generation_config(self) -> GenerationConfig:
+        """The model's own defaults."""
+
+    def encoder_input(self) -> EncoderInput | None:
+        """What its encoder reads; None without one."""
+
+    def decoder_start(self) -> tuple[int, ...]:
+        """What the decoder of an encoder-decoder model starts from."""
+
+    def runner(self, *, adapters: bool = True) -> Runner:
+        """A runner without rows. `adapters` says whether PEFT adapters inside the model act."""
+
+    def shares_weights(self, other: Model) -> bool:
+        """Whether the other model is this one, or made of its modules."""

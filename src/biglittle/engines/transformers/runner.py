@@ -104,17 +104,23 @@ class TransformersRunner(ABC):
         self.lengths.append(self.lengths[row])
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+    def forward(self, tokens: Tensor, counts: Sequence[int], *, last: bool = False) -> Tensor:
         """See `Runner.forward`."""
         rows, width = tokens.shape
         start = self.lengths[0]
-        if all(n == start for n in self.lengths) and all(c == width for c in counts):
+        even = all(c == width for c in counts)
+        if even and all(n == start for n in self.lengths):
             self._slots.window.uniform(0, rows, start, width)
-            logits = self._logits(self._run(tokens, 0, rows, None))
+            ragged = None
         else:
-            logits = self._logits(self._run(tokens, 0, rows, self._ragged(rows, width)))
+            ragged = self._ragged(rows, width)
+        logits = self._logits(self._run(tokens, 0, rows, ragged, keep=int(last and even)))
         self.lengths = [n + c for n, c in zip(self.lengths, counts, strict=True)]
-        return logits
+        if not last:
+            return logits
+        # Counted from behind, which holds whether all positions were kept or the last alone.
+        ends = (torch.tensor(counts, device=logits.device) - 1 - width).clamp(min=-width)
+        return logits[torch.arange(rows, device=logits.device), ends][:, None]
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """See `Runner.truncate`."""

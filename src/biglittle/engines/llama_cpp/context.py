@@ -1,0 +1,267 @@
+"""A llama.cpp context: sequences of tokens whose keys and values are cached."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ...errors import BiglittleError, ContextError
+from .library import complaints, library
+from .options import CACHE_TYPES, LlamaOptions
+
+__all__ = ["SEQUENCES", "Context", "Kept", "Weights"]
+
+SEQUENCES = 128  # of one context: rows, and what finished rows left for later
+FIRST_CELLS = 2048  # tokens that a new context has room for, of all its sequences together
+BATCH = 512  # tokens of one decode call
+OUTPUTS = 256  # positions of one decode call whose logits are computed
+FLASH_ATTENTION = {None: -1, False: 0, True: 1}
+NO_ROOM = 1  # llama_decode found no cells
+
+
+class Weights:
+    """A llama.cpp model in memory, freed when nobody holds it any more."""
+
+    def __init__(self, pointer: Any) -> None:
+        self.pointer = pointer
+        weakref.finalize(self, library().llama_model_free, pointer)
+
+
+class Context:
+    """Sequences over one model's weights. Its room grows with what is put in.
+
+    One runner at a time uses a context. What it keeps for later (`keep`) stays as a sequence of
+    its own, and goes when the `Kept` does.
+    """
+
+    def __init__(self, weights: Weights, options: LlamaOptions, vocab: int, context: int) -> None:
+        self._weights = weights
+        self._options = options
+        self._vocab = vocab
+        self.cells = 0
+        self._most = SEQUENCES * context
+        self._pointer: Any = None
+        self._memory: Any = None
+        self._close: Any = None
+        self._free = list(range(SEQUENCES - 1, -1, -1))
+        self._forsaken: deque[int] = deque()  # by finalizers, which may run in any thread
+        self._lengths: dict[int, int] = {}
+        self._batch = _Batch(BATCH)
+        self._open(min(FIRST_CELLS, context))
+
+    # Sequences.
+
+    def take(self) -> int | None:
+        """A new, empty sequence; None if all are taken."""
+        self._tidy()
+        if not self._free:
+            return None
+        sequence = self._free.pop()
+        self._lengths[sequence] = 0
+        return sequence
+
+    def drop(self, sequence: int) -> None:
+        """Give a sequence and its cells back."""
+        self._check(library().llama_memory_seq_rm(self._memory, sequence, -1, -1))
+        del self._lengths[sequence]
+        self._free.append(sequence)
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Shorten a sequence."""
+        if length < self._lengths[sequence]:
+            self._check(library().llama_memory_seq_rm(self._memory, sequence, length, -1))
+            self._lengths[sequence] = length
+
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Let an empty sequence begin with the first tokens of another; the cells are shared."""
+        library().llama_memory_seq_cp(self._memory, source, sequence, 0, length)
+        self._lengths[sequence] = length
+
+    def keep(self, sequence: int, length: int) -> Kept | None:
+        """A copy of a sequence that lives as long as what is returned; None without room."""
+        copied = self.take()
+        if copied is None:
+            return None
+        self.copy(sequence, copied, length)
+        return Kept(self, copied)
+
+    def _tidy(self) -> None:
+        while self._forsaken:
+            self.drop(self._forsaken.popleft())
+
+    @staticmethod
+    def _check(removed: bool) -> None:
+        if not removed:  # the capability check let a model through that it should not
+            raise BiglittleError("llama.cpp cannot take back tokens of this model")
+
+    # Decoding.
+
+    def decode(
+        self, sequences: Sequence[int], tokens: Sequence[Sequence[int]], *, last: bool
+    ) -> Tensor:
+        """Append tokens to sequences, in as few calls as they fit in.
+
+        Args:
+            sequences: Different ones.
+            tokens: Of every sequence.
+            last: Whether only the logits after each sequence's last token are wanted.
+
+        Returns:
+            Logits [positions, vocab] float32, sequence by sequence; a view of llama.cpp's own
+            memory where one call was enough, valid until the next.
+        """
+        self._tidy()
+        self._reserve(sum(map(len, tokens)))
+        flat = [
+            (sequence, self._lengths[sequence] + at, token, not last or at == len(row) - 1)
+            for sequence, row in zip(sequences, tokens, strict=True)
+            for at, token in enumerate(row)
+        ]
+        parts = []
+        for first, end in _parts([wanted for *_, wanted in flat]):
+            logits = self._decode(flat[first:end])
+            whole = (first, end) == (0, len(flat))
+            parts.append(logits if whole else logits.clone())
+        for sequence, row in zip(sequences, tokens, strict=True):
+            self._lengths[sequence] += len(row)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _decode(self, entries: list[tuple[int, int, int, bool]]) -> Tensor:
+        binding = library()
+        outputs = self._batch.fill(entries)
+        complaints.clear()
+        code = binding.llama_decode(self._pointer, self._batch.struct)
+        if code == NO_ROOM:  # cells are there, but scattered
+            self._open(2 * self.cells)
+            code = binding.llama_decode(self._pointer, self._batch.struct)
+        if code != 0:
+            reason = complaints[-1] if complaints else f"code {code}"
+            raise BiglittleError(f"llama.cpp could not run the model: {reason}")
+        if not outputs:
+            return torch.empty(0, self._vocab)
+        pointer = binding.llama_get_logits(self._pointer)  # waits for the result
+        array = np.ctypeslib.as_array(
+            ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (outputs, self._vocab)
+        )
+        return torch.from_numpy(array)
+
+    # Room.
+
+    def _reserve(self, tokens: int) -> None:
+        """Have cells for so many more tokens."""
+        needed = sum(self._lengths.values()) + tokens  # shared cells are counted twice
+        if needed > self.cells:
+            self._open(max(2 * self.cells, needed))
+
+    def _open(self, cells: int) -> None:
+        """A llama.cpp context with so many cells, and in it what the last one held."""
+        binding, before = library(), self._pointer
+        self.cells = -(-min(cells, self._most) // 256) * 256
+        complaints.clear()
+        pointer = binding.llama_init_from_model(self._weights.pointer, self._settings())
+        if not pointer:
+            reason = f": {complaints[-1]}" if complaints else ""
+            raise ContextError(f"llama.cpp has no room for {self.cells} tokens{reason}")
+        if before is not None:
+            for sequence, length in self._lengths.items():
+                if length:
+                    _move(before, pointer, sequence)
+            self._close()
+        self._pointer, self._memory = pointer, binding.llama_get_memory(pointer)
+        # The weights are an argument, so that they outlive the context.
+        self._close = weakref.finalize(self, _free, pointer, self._weights)
+
+    def _settings(self) -> Any:
+        options = self._options
+        settings = library().llama_context_default_params()
+        settings.n_ctx = self.cells
+        settings.n_batch = settings.n_ubatch = BATCH
+        settings.n_outputs_max = settings.n_outputs_max_per_seq = OUTPUTS
+        settings.n_seq_max = SEQUENCES
+        settings.kv_unified = True  # sequences share cells
+        settings.swa_full = True  # a sliding window must be able to roll back
+        settings.n_threads = options.n_threads or torch.get_num_threads()
+        settings.n_threads_batch = options.n_threads_batch or settings.n_threads
+        settings.type_k, settings.type_v = (
+            CACHE_TYPES[kind].ggml for kind in (options.type_k, options.type_v)
+        )
+        settings.no_perf = True
+        settings.flash_attn_type = FLASH_ATTENTION[options.flash_attn]
+        return settings
+
+
+class Kept:
+    """A sequence that a context keeps for later."""
+
+    def __init__(self, context: Context, sequence: int) -> None:
+        self.context = context
+        self.sequence = sequence
+        weakref.finalize(self, context._forsaken.append, sequence)
+
+
+def _free(pointer: Any, weights: Weights) -> None:
+    library().llama_free(pointer)
+
+
+def _move(source: Any, target: Any, sequence: int) -> None:
+    """Copy a sequence's state into another context."""
+    binding = library()
+    size = binding.llama_state_seq_get_size(source, sequence)
+    buffer = (ctypes.c_uint8 * size)()
+    binding.llama_state_seq_get_data(source, buffer, size, sequence)
+    if not binding.llama_state_seq_set_data(target, buffer, size, sequence):
+        raise BiglittleError("llama.cpp could not move a row to a larger context")
+
+
+def _parts(wanted: Sequence[bool]) -> list[tuple[int, int]]:
+    """Cut positions into decode calls of at most `BATCH` tokens and `OUTPUTS` outputs."""
+    parts, first, outputs = [], 0, 0
+    for at, asked in enumerate(wanted):
+        if at - first == BATCH or outputs + asked > OUTPUTS:
+            parts.append((first, at))
+            first, outputs = at, 0
+        outputs += asked
+    return [*parts, (first, len(wanted))]
+
+
+class _Batch:
+    """llama.cpp's batch over arrays that are written in place."""
+
+    def __init__(self, size: int) -> None:
+        binding = library()
+        self._token: npt.NDArray[np.int32] = np.zeros(size, np.int32)
+        self._pos: npt.NDArray[np.int32] = np.zeros(size, np.int32)
+        self._count: npt.NDArray[np.int32] = np.ones(size, np.int32)
+        self._sequence: npt.NDArray[np.int32] = np.zeros(size, np.int32)
+        self._wanted: npt.NDArray[np.int8] = np.zeros(size, np.int8)
+        pointer = ctypes.POINTER(ctypes.c_int32)
+        base, step = self._sequence.ctypes.data, self._sequence.itemsize
+        self._rows = (pointer * size)(
+            *[ctypes.cast(base + step * at, pointer) for at in range(size)]
+        )
+        self.struct = binding.llama_batch(
+            n_tokens=0,
+            token=self._token.ctypes.data_as(pointer),
+            embd=None,
+            pos=self._pos.ctypes.data_as(pointer),
+            n_seq_id=self._count.ctypes.data_as(pointer),
+            seq_id=ctypes.cast(self._rows, ctypes.POINTER(pointer)),
+            logits=self._wanted.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(self, entries: list[tuple[int, int, int, bool]]) -> int:
+        """Write (sequence, position, token, wanted) entries; how many are wanted."""
+        count = len(entries)
+        sequences, positions, tokens, wanted = zip(*entries, strict=True)
+        self._sequence[:count], self._pos[:count] = sequences, positions
+        self._token[:count], self._wanted[:count] = tokens, wanted
+        self.struct.n_tokens = count
+        return sum(wanted)

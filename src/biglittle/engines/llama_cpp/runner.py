@@ -1,0 +1,110 @@
+"""Rows of a llama.cpp model: sequences of one context."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...errors import BiglittleError
+from ..base import Limits, Prompt, Saved
+from ..timing import Stopwatch
+from .context import SEQUENCES, Context
+
+if TYPE_CHECKING:
+    from .model import LlamaModel
+
+__all__ = ["LlamaRunner"]
+
+ROWS = SEQUENCES // 2  # the other half is for what finished rows leave
+
+
+class LlamaRunner:
+    """Rows of a llama.cpp model; see `biglittle.engines.Runner` for the protocol.
+
+    A row is a sequence of a context that no other runner uses meanwhile.
+    """
+
+    def __init__(self, model: LlamaModel) -> None:
+        self.model = model
+        self.name = model.name
+        self.vocab = model.vocab
+        self.device = model.device
+        self.limits = Limits(context=model.context, rows=ROWS)
+        self.lengths: list[int] = []
+        self.stopwatch = Stopwatch(self.device)
+        self._context: Context = model.borrow()
+        self._rows: list[int] = []
+        # The rows' list, not the runner, so that the runner can go.
+        weakref.finalize(self, _give_back, model, self._context, self._rows)
+
+    def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
+        """See `Runner.admit`."""
+        sequence = self._take()
+        done = 0
+        if saved is not None and saved.state.context is self._context:
+            done = saved.shared(prompt.tokens)
+            self._context.copy(saved.state.sequence, sequence, done)
+        self._rows.append(sequence)
+        self.lengths.append(len(prompt.tokens))
+        with self.stopwatch:
+            return self._context.decode([sequence], [prompt.tokens[done:]], last=True)
+
+    def fork(self, row: int) -> None:
+        """See `Runner.fork`."""
+        sequence = self._take()
+        self._context.copy(self._rows[row], sequence, self.lengths[row])
+        self._rows.append(sequence)
+        self.lengths.append(self.lengths[row])
+
+    def forward(self, tokens: Tensor, counts: Sequence[int], *, last: bool = False) -> Tensor:
+        """See `Runner.forward`."""
+        feed = [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
+        with self.stopwatch:
+            logits = self._context.decode(self._rows, feed, last=last)
+        self.lengths = [n + c for n, c in zip(self.lengths, counts, strict=True)]
+        return _by_row(logits, [min(count, 1) for count in counts] if last else counts)
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """See `Runner.truncate`."""
+        for sequence, length in zip(self._rows, lengths, strict=True):
+            self._context.cut(sequence, length)
+        self.lengths = [min(n, length) for n, length in zip(self.lengths, lengths, strict=True)]
+
+    def release(self, row: int) -> None:
+        """See `Runner.release`."""
+        self._context.drop(self._rows[row])
+        self._rows[row], self.lengths[row] = self._rows[-1], self.lengths[-1]
+        self._rows.pop()
+        self.lengths.pop()
+
+    def save(self, row: int, tokens: Sequence[int]) -> Saved | None:
+        """See `Runner.save`."""
+        length = self.lengths[row]
+        kept = self._context.keep(self._rows[row], length)
+        return None if kept is None else Saved(tuple(tokens[:length]), kept)
+
+    def _take(self) -> int:
+        sequence = self._context.take()
+        if sequence is None:
+            raise BiglittleError(f"{self.name}: no more than {SEQUENCES} rows at a time")
+        return sequence
+
+
+def _give_back(model: Any, context: Context, rows: list[int]) -> None:
+    for sequence in rows:
+        context.drop(sequence)
+    model.give_back(context)
+
+
+def _by_row(logits: Tensor, counts: Sequence[int]) -> Tensor:
+    """[positions, vocab], row by row → [rows, width, vocab]; without a copy where counts agree."""
+    rows, width = len(counts), max(counts)
+    if all(count == width for count in counts):
+        return logits.view(rows, width, -1)
+    starts = torch.tensor([0, *counts[:-1]]).cumsum(0)
+    within = torch.arange(width)[None].minimum(torch.tensor(counts)[:, None] - 1)
+    return logits[(starts[:, None] + within).clamp(0, len(logits) - 1)]
