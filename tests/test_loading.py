@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import torch
 import transformers as tf
@@ -14,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tests.identity.more_models import build
 from tests.reports.helpers import bytes_tokenizer, plain, prompt, tokens
+from tests.tiny_gguf import tokens_of, write_gguf
 
 import biglittle
 from biglittle import BiglittleError, LoadError, Pair, ParameterError, PolicyError
@@ -99,48 +99,8 @@ def test_an_audio_folder(tmp_path: Path) -> None:
     assert len(pair.generate(features, max_new_tokens=4).token_ids) == 4
 
 
-def write_gguf(model: Any, path: Path) -> None:
-    """What llama.cpp's converter makes of a Llama."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    vocabulary = sorted(TOKENIZER.get_vocab().items(), key=lambda item: int(item[1]))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([token for token, _ in vocabulary])
-    writer.add_token_types([3 if index < 3 else 1 for _, index in vocabulary])
-    writer.add_token_merges(["t h"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(0)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
-        array = weight.float().numpy()
-        for part, heads in (
-            ("q_proj", config.num_attention_heads),
-            ("k_proj", config.num_key_value_heads),
-        ):
-            if part in name:  # rotary halves lie side by side there
-                rows, columns = array.shape
-                halves = array.reshape(heads, 2, rows // heads // 2, columns)
-                array = halves.swapaxes(1, 2).reshape(rows, columns)
-        writer.add_tensor(str(names.get_name(name, try_suffixes=(".weight",))), array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_a_gguf_file(model: Any, tmp_path: Path) -> None:
-    write_gguf(model, tmp_path / "tiny.gguf")
+    write_gguf(model, tokens_of(TOKENIZER), tmp_path / "tiny.gguf")
     pair = biglittle.load(tmp_path / "tiny.gguf", dtype="float32", device="cpu")
     assert len(list((cache_dir() / "gguf").glob("tiny-*"))) == 1  # converted once
     assert pair.target.dtype == torch.float32
@@ -296,7 +256,7 @@ def test_a_broken_gguf_file(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_gguf_file_that_is_cut_off(model: Any, tmp_path: Path) -> None:
-    write_gguf(model, tmp_path / "cut.gguf")
+    write_gguf(model, tokens_of(TOKENIZER), tmp_path / "cut.gguf")
     whole = (tmp_path / "cut.gguf").read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
     refused(lambda: biglittle.load(tmp_path / "cut.gguf"), "cut.gguf")

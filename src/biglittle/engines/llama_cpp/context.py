@@ -19,10 +19,12 @@ from .options import CACHE_TYPES, LlamaOptions
 
 __all__ = ["SEQUENCES", "Context", "Kept", "Weights"]
 
-SEQUENCES = 128  # of one context: rows, and what finished rows left for later
+SEQUENCES = 256  # of one context, rows and what finished rows left for later: llama.cpp's limit
+FIRST_SEQUENCES = 4  # that a new context has room for
 FIRST_CELLS = 2048  # tokens that a new context has room for, of all its sequences together
+STEP = 256  # room grows in multiples of it, as llama.cpp's own does
 BATCH = 512  # tokens of one decode call
-OUTPUTS = 256  # positions of one decode call whose logits are computed
+OUTPUTS = 16  # positions a sequence, on average, whose logits one decode call can return
 FLASH_ATTENTION = {None: -1, False: 0, True: 1}
 NO_ROOM = 1  # llama_decode found no cells
 
@@ -46,16 +48,16 @@ class Context:
         self._weights = weights
         self._options = options
         self._vocab = vocab
-        self.cells = 0
+        self.cells = self.sequences = 0
         self._most = SEQUENCES * context
         self._pointer: Any = None
         self._memory: Any = None
         self._close: Any = None
-        self._free = list(range(SEQUENCES - 1, -1, -1))
+        self._free: list[int] = []
         self._forsaken: deque[int] = deque()  # by finalizers, which may run in any thread
         self._lengths: dict[int, int] = {}
         self._batch = _Batch(BATCH)
-        self._open(min(FIRST_CELLS, context))
+        self._open(min(FIRST_CELLS, context), FIRST_SEQUENCES)
 
     # Sequences.
 
@@ -63,7 +65,9 @@ class Context:
         """A new, empty sequence; None if all are taken."""
         self._tidy()
         if not self._free:
-            return None
+            if self.sequences == SEQUENCES:
+                return None
+            self._open(self.cells, 2 * self.sequences)
         sequence = self._free.pop()
         self._lengths[sequence] = 0
         return sequence
@@ -126,7 +130,7 @@ class Context:
             for at, token in enumerate(row)
         ]
         parts = []
-        for first, end in _parts([wanted for *_, wanted in flat]):
+        for first, end in _parts([wanted for *_, wanted in flat], OUTPUTS * self.sequences):
             logits = self._decode(flat[first:end])
             whole = (first, end) == (0, len(flat))
             parts.append(logits if whole else logits.clone())
@@ -140,7 +144,7 @@ class Context:
         complaints.clear()
         code = binding.llama_decode(self._pointer, self._batch.struct)
         if code == NO_ROOM:  # cells are there, but scattered
-            self._open(2 * self.cells)
+            self._open(2 * self.cells, self.sequences)
             code = binding.llama_decode(self._pointer, self._batch.struct)
         if code != 0:
             reason = complaints[-1] if complaints else f"code {code}"
@@ -159,12 +163,14 @@ class Context:
         """Have cells for so many more tokens."""
         needed = sum(self._lengths.values()) + tokens  # shared cells are counted twice
         if needed > self.cells:
-            self._open(max(2 * self.cells, needed))
+            self._open(max(2 * self.cells, needed), self.sequences)
 
-    def _open(self, cells: int) -> None:
-        """A llama.cpp context with so many cells, and in it what the last one held."""
+    def _open(self, cells: int, sequences: int) -> None:
+        """A llama.cpp context with so much room, and in it what the last one held."""
         binding, before = library(), self._pointer
-        self.cells = -(-min(cells, self._most) // 256) * 256
+        self._free += range(sequences - 1, self.sequences - 1, -1)
+        self.sequences = sequences
+        self.cells = -(-min(cells, self._most) // STEP) * STEP
         complaints.clear()
         pointer = binding.llama_init_from_model(self._weights.pointer, self._settings())
         if not pointer:
@@ -184,8 +190,8 @@ class Context:
         settings = library().llama_context_default_params()
         settings.n_ctx = self.cells
         settings.n_batch = settings.n_ubatch = BATCH
-        settings.n_outputs_max = settings.n_outputs_max_per_seq = OUTPUTS
-        settings.n_seq_max = SEQUENCES
+        settings.n_outputs_max = settings.n_outputs_max_per_seq = OUTPUTS * self.sequences
+        settings.n_seq_max = self.sequences
         settings.kv_unified = True  # sequences share cells
         settings.swa_full = True  # a sliding window must be able to roll back
         settings.n_threads = options.n_threads or torch.get_num_threads()
@@ -221,11 +227,11 @@ def _move(source: Any, target: Any, sequence: int) -> None:
         raise BiglittleError("llama.cpp could not move a row to a larger context")
 
 
-def _parts(wanted: Sequence[bool]) -> list[tuple[int, int]]:
-    """Cut positions into decode calls of at most `BATCH` tokens and `OUTPUTS` outputs."""
+def _parts(wanted: Sequence[bool], most: int) -> list[tuple[int, int]]:
+    """Cut positions into decode calls of at most `BATCH` tokens and `most` outputs."""
     parts, first, outputs = [], 0, 0
     for at, asked in enumerate(wanted):
-        if at - first == BATCH or outputs + asked > OUTPUTS:
+        if at - first == BATCH or outputs + asked > most:
             parts.append((first, at))
             first, outputs = at, 0
         outputs += asked

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LlamaRunner"]
 
-ROWS = SEQUENCES // 2  # the other half is for what finished rows leave
+ROWS = SEQUENCES // 2  # the other half is for what finished rows leave behind
 
 
 class LlamaRunner:
