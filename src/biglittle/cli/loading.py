@@ -29,9 +29,11 @@ def quiet_libraries() -> None:
 def load_pair(models: ModelOptions, policy: str | None, screen: Screen) -> Pair:
     """Load what the options say, telling the user what takes so long."""
     names = [models.target] if models.drafter is None else [models.target, models.drafter]
-    for name in names:
+    engines = [models.engine, models.draft_engine or models.engine]
+    for name, engine in zip(names, engines, strict=False):
         if (entry := catalogue.find(name)) is not None:
-            catalogue.fetch(entry, progress=not screen.err.quiet)  # shows its own progress
+            bring = catalogue.fetch_gguf if engine == "llama.cpp" else catalogue.fetch
+            bring(entry, progress=not screen.err.quiet)  # shows its own progress
     with screen.status(f"loading {' and '.join(names)}"):
         from ..pair import load
 
@@ -46,4 +48,7 @@ def load_pair(models: ModelOptions, policy: str | None, screen: Screen) -> Pair:
             draft_quantize=models.draft_quantize,
             adapter=models.adapter,
             trust_remote_code=models.trust_remote_code,
+            engine=models.engine,
+            draft_engine=models.draft_engine,
+            llama=models.llama,
         )

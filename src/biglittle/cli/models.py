@@ -61,10 +61,14 @@ def _show(entry: CatalogueEntry, screen: Screen) -> None:
 @app.command()
 def fetch(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names from the list.")],
+    as_gguf: Annotated[
+        bool, typer.Option("--gguf", help="The quantized file, for the llama.cpp engine.")
+    ] = False,
 ) -> None:
-    """Bring models into the cache, and print their folders."""
+    """Bring models into the cache, and print where they are."""
+    bring = catalogue.fetch_gguf if as_gguf else catalogue.fetch
     for entry in [_find(name) for name in names]:  # all names are checked first
-        print(catalogue.fetch(entry))
+        print(bring(entry))
 
 
 def _find(name: str) -> CatalogueEntry:

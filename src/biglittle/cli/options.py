@@ -23,6 +23,7 @@ DEFAULT_TARGET = "qwen2.5-coder-1.5b-instruct"
 DEFAULT_DRAFT = "qwen2.5-coder-0.5b-instruct"
 
 _MODELS: Any = {"rich_help_panel": "Models"}
+_LLAMA: Any = {"rich_help_panel": "llama.cpp", "show_default": False}
 _SAMPLING: Any = {"rich_help_panel": "Generation"}
 _ENDING: Any = {"rich_help_panel": "Where it ends"}
 _OUTPUT: Any = {"rich_help_panel": "Output"}
@@ -93,6 +94,48 @@ class ModelOptions:
         bool,
         typer.Option("--trust-remote-code", help="Run code that comes with a model.", **_MODELS),
     ] = False
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="auto (llama.cpp for .gguf files where it is installed), transformers, llama.cpp.",
+            **_MODELS,
+        ),
+    ] = "auto"
+    draft_engine: Annotated[
+        str | None,
+        typer.Option(help="Of the draft, where it differs.", show_default=False, **_MODELS),
+    ] = None
+    n_ctx: Annotated[
+        int | None,
+        typer.Option(
+            help="Most tokens of one text. Default: what a model was trained for.", **_LLAMA
+        ),
+    ] = None
+    n_threads: Annotated[int | None, typer.Option(help="Default: as torch.", **_LLAMA)] = None
+    n_threads_batch: Annotated[
+        int | None, typer.Option(help="For passes over many tokens.", **_LLAMA)
+    ] = None
+    n_gpu_layers: Annotated[
+        int | None, typer.Option(help="Layers on a GPU; -1 is all.", **_LLAMA)
+    ] = None
+    type_k: Annotated[
+        str | None, typer.Option(help="Type of cached keys: f16, f32, bf16, q8_0 …", **_LLAMA)
+    ] = None
+    type_v: Annotated[str | None, typer.Option(help="Type of cached values.", **_LLAMA)] = None
+    flash_attn: Annotated[
+        bool | None,
+        typer.Option(help="Fused attention. Default: llama.cpp decides.", **_LLAMA),
+    ] = None
+    use_mmap: Annotated[
+        bool | None, typer.Option("--mmap/--no-mmap", help="Map files, or read them.", **_LLAMA)
+    ] = None
+
+    @property
+    def llama(self) -> dict[str, Any]:
+        """Options of llama.cpp that were given."""
+        names = ("n_ctx", "n_threads", "n_threads_batch", "n_gpu_layers", "type_k", "type_v")
+        values = {name: getattr(self, name) for name in (*names, "flash_attn", "use_mmap")}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def drafter(self) -> str | None:

@@ -134,6 +134,10 @@ class Model(Protocol):
     """For messages and reports."""
 
     @property
+    def summary(self) -> str:
+        """How it runs, e.g. "bfloat16 on cpu": for reports."""
+
+    @property
     def vocab(self) -> int:
         """Entries of the head."""
 

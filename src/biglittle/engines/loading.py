@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .. import catalogue
 from ..errors import LoadError, ParameterError, nearest
 from . import llama_cpp
 from .transformers import loading as transformers_loading
@@ -58,10 +59,10 @@ class Recipe:
             self._check_llama(device)
 
     def _check_llama(self, device: torch.device) -> None:
-        if isinstance(self.source, str | Path) and not self._is_gguf:
+        if isinstance(self.source, str | Path) and not self._is_gguf and not self._entry:
             raise ParameterError(
-                f"{self.source}: the llama.cpp engine runs GGUF files; give one, or leave the "
-                "engine to be chosen"
+                f"{self.source}: the llama.cpp engine runs GGUF files; give one, make one of a "
+                "folder with `biglittle convert`, or leave the engine to be chosen"
             )
         for name, wanted in self._only_transformers.items():
             raise ParameterError(
@@ -70,6 +71,10 @@ class Recipe:
             )
         if device.type not in ("cpu", "cuda"):
             raise ParameterError(f"device {str(device)!r} is not one of the llama.cpp engine's")
+
+    @property
+    def _entry(self) -> catalogue.CatalogueEntry | None:
+        return catalogue.find(str(self.source))
 
     @property
     def _is_gguf(self) -> bool:
@@ -127,6 +132,8 @@ class Recipe:
 
     def _path(self) -> Path:
         path = Path(self.source).expanduser()
+        if self._entry is not None and not path.exists():
+            return catalogue.fetch_gguf(self._entry)
         if not path.is_file():
             raise LoadError(f"{self.source}: no such file")
         return path

@@ -99,6 +99,13 @@ class LlamaModel:
 
     # What a pair asks of a model.
 
+    @property
+    def summary(self) -> str:
+        """See `Model.summary`."""
+        buffer = ctypes.create_string_buffer(256)
+        library().llama_model_desc(self._weights.pointer, buffer, len(buffer))
+        return f"{buffer.value.decode('utf8', errors='replace')} in llama.cpp"
+
     @cached_property
     def tokenizer(self) -> GgufTokenizer:
         """The file's own tokenizer."""

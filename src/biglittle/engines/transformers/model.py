@@ -37,6 +37,11 @@ class TransformersModel:
         self.name = model_name(self.model)
 
     @property
+    def summary(self) -> str:
+        """See `Model.summary`."""
+        return f"{str(self.model.dtype).removeprefix('torch.')} on {self.device}"
+
+    @property
     def vocab(self) -> int:
         """See `Model.vocab`."""
         return vocab_size(self.model)

@@ -1,0 +1,311 @@
+"""The llama.cpp engine: greedy output is llama.cpp's own, memory is flat, and what it refuses."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.models import build
+from tests.reports.helpers import bytes_tokenizer
+from tests.tiny_gguf import EXACT, tokens_of, write_gguf
+
+import biglittle
+from biglittle import LlamaModel, LlamaOptions, Pair, ParameterError
+from biglittle.audit import audit
+from biglittle.engines.llama_cpp import context as contexts
+from biglittle.engines.llama_cpp.library import library
+
+pytest.importorskip("llama_cpp")
+
+TOKENIZER = bytes_tokenizer(merges=[("t", "h")])
+PROMPTS = [[3, 4, 5, 3, 4], [9, 9], [11, 12, 13, 11, 12, 13, 11], [80, 70, 80]]
+POLICIES = ("none", "dynamic", "static:tokens=3", "heuristic")
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A big model and a little one."""
+    from tests.identity.more_models import build as build_more
+
+    folder = tmp_path_factory.mktemp("gguf")
+    for seed, name in enumerate(("big", "little")):
+        torch.manual_seed(seed)
+        model = build_more("LlamaForCausalLM", vocab_size=len(TOKENIZER))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, 0.3)
+        write_gguf(model, tokens_of(TOKENIZER), folder / f"{name}.gguf")
+    return folder / "big.gguf", folder / "little.gguf"
+
+
+@pytest.fixture(scope="module")
+def big(files: tuple[Path, Path]) -> LlamaModel:
+    return LlamaModel(files[0], EXACT)
+
+
+@pytest.fixture(scope="module")
+def little(files: tuple[Path, Path]) -> LlamaModel:
+    return LlamaModel(files[1], EXACT)
+
+
+def own_greedy(model: LlamaModel, prompt: Sequence[int], new: int) -> list[int]:
+    """llama.cpp's own greedy decoding, token by token, in a context of its own."""
+    binding = library()
+    settings = binding.llama_context_default_params()
+    settings.n_ctx, settings.n_threads, settings.flash_attn_type = 256, 1, 0
+    settings.type_k = settings.type_v = 0
+    context = binding.llama_init_from_model(model._weights.pointer, settings)
+    feed, written = list(prompt), []
+    for _ in range(new):
+        tokens = (ctypes.c_int32 * len(feed))(*feed)
+        assert binding.llama_decode(context, binding.llama_batch_get_one(tokens, len(feed))) == 0
+        logits = binding.llama_get_logits_ith(context, -1)
+        feed = [int(np.argmax(np.ctypeslib.as_array(logits, (model.vocab,))))]
+        written += feed
+    binding.llama_free(context)
+    return written
+
+
+@pytest.mark.parametrize("draft", ["little", "itself", "prompt-lookup"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_greedy_output_is_llama_cpps_own(
+    big: LlamaModel, little: LlamaModel, draft: str, policy: str
+) -> None:
+    drafts: dict[str, Any] = {"little": little, "itself": big, "prompt-lookup": "prompt-lookup"}
+    pair = Pair(big, drafts[draft])
+    wanted = [own_greedy(big, prompt, NEW) for prompt in PROMPTS]
+    options: dict[str, Any] = {"policy": policy, "max_new_tokens": NEW, "ignore_eos": True}
+    alone = [list(pair.generate(prompt, **options).token_ids) for prompt in PROMPTS]
+    together = [list(row.token_ids) for row in pair.generate(PROMPTS, **options)]
+    assert alone == wanted
+    assert together == wanted
+
+
+def test_drafting_for_itself_is_always_right(big: LlamaModel) -> None:
+    result = Pair(big, big).generate(PROMPTS[0], policy="static", max_new_tokens=NEW)
+    assert result.stats.acceptance_rate == 1.0
+    assert result.stats.target_passes < NEW / 3
+
+
+def test_models_of_both_engines_work_together(files: tuple[Path, Path], big: LlamaModel) -> None:
+    """The same weights in either engine, as target and as draft."""
+    torch_model = biglittle.load(files[0], engine="transformers", dtype="float32").target
+    wanted = own_greedy(big, PROMPTS[0], NEW)
+    for target, draft in ((torch_model, big), (big, torch_model)):
+        result = Pair(target, draft).generate(
+            PROMPTS[0], policy="static", max_new_tokens=NEW, ignore_eos=True
+        )
+        assert list(result.token_ids) == wanted
+        assert result.stats.acceptance_rate == 1.0
+
+
+def test_load_runs_gguf_files_as_they_are(files: tuple[Path, Path]) -> None:
+    pair = biglittle.load(*files, llama=EXACT)
+    assert isinstance(pair.target, LlamaModel)
+    assert isinstance(pair.draft, LlamaModel)
+    assert pair.tokenizer.get_vocab() == TOKENIZER.get_vocab()
+    text = "the thing, then"
+    assert pair.tokenizer(text).input_ids == TOKENIZER(text).input_ids
+    result = pair.generate(text, max_new_tokens=6, ignore_eos=True)
+    assert list(result.token_ids) == own_greedy(pair.target, TOKENIZER(text).input_ids, 6)
+    assert result.text == TOKENIZER.decode(list(result.token_ids), skip_special_tokens=True)
+
+
+def test_everything_of_the_core_runs_on_it(files: tuple[Path, Path]) -> None:
+    pair = biglittle.load(*files, llama=EXACT)
+    options: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+    plain = pair.generate(PROMPTS[0], policy="none", logprobs=2, **options)
+    fast = pair.generate(PROMPTS[0], policy="static", logprobs=2, trace=True, **options)
+    for one, other in zip(plain.logprobs, fast.logprobs, strict=True):
+        assert one.token == other.token
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+    assert fast.rounds
+    penalised = [
+        pair.generate(PROMPTS[0], policy=policy, repetition_penalty=1.4, **options).token_ids
+        for policy in ("none", "static")
+    ]
+    assert penalised[0] == penalised[1] != plain.token_ids
+    samples = pair.generate(PROMPTS[0], temperature=0.9, n=3, seed=5, **options)
+    again = pair.generate(PROMPTS[0], temperature=0.9, n=3, seed=5, **options)
+    assert [s.token_ids for s in samples] == [s.token_ids for s in again]
+    assert samples[1].stats.reused_tokens == len(PROMPTS[0])  # the prompt was read once
+    lossy = pair.generate(PROMPTS[0], policy="bild:fallback=0,rollback=99", **options)
+    assert lossy.stats.acceptance_rate == 1.0
+    assert not lossy.lossless
+    assert "".join(chunk.text for chunk in pair.stream(PROMPTS[0], **options)) == plain.text
+    assert all(found.difference is None for found in audit(pair, PROMPTS, **options))
+
+
+def test_a_next_turn_goes_on_from_the_last_ones_state(big: LlamaModel, little: LlamaModel) -> None:
+    from biglittle.decoding import Engine
+
+    pair = Pair(big, little)
+    saved = None
+    tokens = list(PROMPTS[0])
+    for _ in range(3):
+        (request,) = pair.requests(tokens, policy="static", max_new_tokens=7, ignore_eos=True)
+        request.keep_state, request.saved = True, saved
+        engine: Engine = pair.engine()
+        row = engine.admit(request)
+        while engine.busy:
+            engine.step()
+        assert row.new_tokens == own_greedy(big, tokens, 7)
+        if saved is not None:
+            assert row.stats.reused_tokens >= len(tokens) - 4
+        saved = row.saved
+        tokens = [*row.tokens, 21, 22, 23]
+        del engine
+
+
+def test_text_may_end_inside_a_character(files: tuple[Path, Path]) -> None:
+    tokenizer = biglittle.load(files[0], llama=EXACT).tokenizer
+    ids = tokenizer("naïve 🙂 日本").input_ids
+    assert ids == TOKENIZER("naïve 🙂 日本").input_ids
+    assert tokenizer.decode(ids) == "naïve 🙂 日本"
+    for cut in range(len(ids)):
+        assert tokenizer.decode(ids[:cut]) == TOKENIZER.decode(ids[:cut])
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf8").split()[1])
+    except OSError:
+        pytest.skip("this system does not tell")
+    return pages * mmap.PAGESIZE
+
+
+def test_rows_coming_and_going_leave_memory_flat(big: LlamaModel, little: LlamaModel) -> None:
+    pair = Pair(big, little)
+    sizes = []
+    options: dict[str, Any] = {"policy": "static", "max_new_tokens": 3, "ignore_eos": True}
+    for number in range(1000):
+        pair.generate(PROMPTS[: 1 + number % 4], **options)
+        if number in (199, 999):
+            gc.collect()
+            sizes.append(resident())
+    assert sizes[1] - sizes[0] < 2**20
+    assert len(big._idle) <= 2
+    assert all(len(idle._free) == idle.sequences for idle in big._idle)
+
+
+def test_contexts_and_models_are_freed(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[str] = []
+    binding = library()
+
+    def watch(name: str) -> None:
+        function = getattr(binding, name)
+
+        def call(pointer: Any) -> None:
+            freed.append(name)
+            function(pointer)
+
+        monkeypatch.setattr(binding, name, call)
+
+    watch("llama_free")
+    watch("llama_model_free")
+    model = LlamaModel(files[0], EXACT)
+    pair = Pair(model, "prompt-lookup")
+    kept = pair.stream(PROMPTS[0], max_new_tokens=4)
+    next(kept)
+    pair.generate(PROMPTS, max_new_tokens=4)
+    del pair, model, kept
+    gc.collect()
+    assert freed.count("llama_free") == 2  # one for each of two generations at the same time
+    assert freed[-1] == "llama_model_free"  # the weights go last
+
+
+def test_a_context_that_is_full_is_left_for_a_larger_one(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contexts, "FIRST_CELLS", 16)
+    monkeypatch.setattr(contexts, "STEP", 16)
+    model = LlamaModel(files[0], EXACT)
+    found = Pair(model, model).generate(PROMPTS, policy="static", max_new_tokens=60)
+    for row, prompt in zip(found, PROMPTS, strict=True):
+        wanted = own_greedy(model, prompt, 60)[: len(row.token_ids)]
+        assert list(row.token_ids) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_ctx": 0}, "n_ctx=0 must be a whole number"),
+        ({"n_ctx": 10**9}, "is more than the .* tokens that .* was trained for"),
+        ({"n_gpu_layers": -2}, "or -1 for all layers"),
+        ({"type_v": "f17"}, "type_v='f17' is no type of cache; .*; did you mean 'f16'"),
+        ({"use_mmap": 1}, "use_mmap=1 must be True or False"),
+        ({"flash_attn": "on"}, "flash_attn='on' must be"),
+        ({"n_thread": 1}, "unknown option 'n_thread' of llama.cpp; .*; did you mean 'n_threads'"),
+    ],
+)
+def test_options_that_cannot_be_used(
+    files: tuple[Path, Path], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ParameterError, match=words):
+        LlamaModel(files[0], options)
+
+
+def test_a_context_that_memory_cannot_hold(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("biglittle.engines.llama_cpp.model._available_memory", lambda: 1000)
+    with pytest.raises(ParameterError, match="n_ctx=64 needs .* GiB for keys and values"):
+        LlamaModel(files[0], {"n_ctx": 64})
+
+
+def test_a_prompt_longer_than_the_context(files: tuple[Path, Path]) -> None:
+    pair = Pair(LlamaModel(files[0], {**EXACT, "n_ctx": 32}))
+    assert len(pair.generate([5] * 20, max_new_tokens=64, ignore_eos=True).token_ids) == 12
+    with pytest.raises(biglittle.ContextError, match="40 tokens, .* a context of 32"):
+        pair.generate([5] * 40)
+
+
+def test_early_exit_is_refused_with_its_reason(big: LlamaModel) -> None:
+    with pytest.raises(biglittle.UnsupportedModelError, match="llama.cpp runs a model whole"):
+        Pair(big, "early-exit:layers=1")
+
+
+def test_a_draft_of_another_vocabulary(files: tuple[Path, Path], tmp_path: Path) -> None:
+    write_gguf(build("llama"), [f"w{index}" for index in range(97)], tmp_path / "other.gguf")
+    with pytest.raises(biglittle.IncompatiblePairError, match="different tokenizers"):
+        biglittle.load(files[0], tmp_path / "other.gguf")
+
+
+def test_options_are_made_from_a_mapping() -> None:
+    assert LlamaOptions.make({"n_threads": 3}) == LlamaOptions(n_threads=3)
+    options = LlamaOptions(n_ctx=64)
+    assert LlamaOptions.make(options) is options
+    assert LlamaOptions.make(None) == LlamaOptions()
+
+
+def test_without_the_extra_a_file_goes_through_transformers(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("biglittle.engines.llama_cpp.available", lambda: False)
+    pair = biglittle.load(files[0])
+    assert type(pair.target).__name__ == "LlamaForCausalLM"
+    assert "pip install 'biglittle[llama]' runs it as it is" in caplog.text
+
+
+def test_a_file_that_is_cut_off_or_foreign(files: tuple[Path, Path], tmp_path: Path) -> None:
+    whole = files[0].read_bytes()
+    for name, content, words in (
+        ("cut.gguf", whole[: len(whole) // 2], "cut.gguf: llama.cpp cannot load it: .*"),
+        ("foreign.gguf", b"GGUF" + bytes(range(200)), "foreign.gguf: llama.cpp cannot load it"),
+        ("text.gguf", b"hello", "not a GGUF file"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(biglittle.LoadError, match=words):
+            biglittle.load(tmp_path / name)
