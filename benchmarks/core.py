@@ -15,9 +15,7 @@ appended to a file as they come, and a second call goes on where the first one s
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -36,7 +34,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import biglittle
-from benchmarks.workloads import DATA, TASKS, prompts
+from benchmarks.results import Rows, agreement, append, configuration, quartiles, ratios, read
+from benchmarks.workloads import DATA, TASKS, entry, prompts, token_ids
 from biglittle import catalogue
 
 transformers.logging.set_verbosity_error()
@@ -71,8 +70,8 @@ class Bench:
     def __init__(self, name: str, new_tokens: int, sides: tuple[str, ...] = SIDES) -> None:
         target, draft, self.dtype = PAIRS[name]
         dtype = self.dtype
-        big = catalogue.fetch(_entry(target))
-        self.little = little = catalogue.fetch(_entry(draft)) if draft != target else None
+        big = catalogue.fetch(entry(target))
+        self.little = little = catalogue.fetch(entry(draft)) if draft != target else None
         self.tokenizer = AutoTokenizer.from_pretrained(big)
         self.new_tokens = new_tokens
         if "biglittle" in sides:
@@ -93,12 +92,7 @@ class Bench:
 
     def ids(self, prompt: Any) -> list[int]:
         """Token ids of a prompt."""
-        if isinstance(prompt, str):
-            return list(self.tokenizer(prompt).input_ids)
-        text = self.tokenizer.apply_chat_template(
-            prompt, tokenize=False, add_generation_prompt=True
-        )
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return token_ids(self.tokenizer, prompt)
 
     def run(self, system: str, ids: list[int]) -> dict[str, Any]:
         """One prompt through one system."""
@@ -144,32 +138,6 @@ class Bench:
         return tokens, {}
 
 
-def _entry(name: str) -> catalogue.CatalogueEntry:
-    entry = catalogue.find(name)
-    assert entry is not None
-    return entry
-
-
-def configuration() -> dict[str, Any]:
-    """What the numbers depend on."""
-    return {
-        "biglittle": biglittle.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf8").splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
 def measure(
     names: list[str],
     tasks: list[str],
@@ -192,8 +160,7 @@ def measure(
         for step, (task, index, system, prompt) in enumerate(todo):
             row = bench.run(system, bench.ids(prompt))
             row |= {"pair": name, "task": task, "prompt": index, "system": system}
-            with out.open("a", encoding="utf8") as file:
-                file.write(json.dumps(row) + "\n")
+            append(out, row)
             console.print(
                 f"[dim]{step + 1}/{len(todo)} {name} {task} {index} {system}: {row['ms']:.0f} ms[/]"
             )
@@ -214,13 +181,6 @@ def _plan(
             for system in systems[turn:] + systems[:turn]:
                 if (name, task, index, system) not in done:
                     yield task, index, system, prompt
-
-
-def read(out: Path) -> list[dict[str, Any]]:
-    """The rows of the results file."""
-    if not out.exists():
-        return []
-    return [json.loads(line) for line in out.read_text(encoding="utf8").splitlines()]
 
 
 def report(rows: list[dict[str, Any]], console: Console) -> None:
@@ -249,18 +209,16 @@ def _table(pair: str, task: str, rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _cells(
-    system: str, found: dict[int, dict[str, Any]], by_system: dict[str, dict[int, dict[str, Any]]]
-) -> list[str]:
+def _cells(system: str, found: Rows, by_system: dict[str, Rows]) -> list[str]:
     side, name = system.split()
-    own = _ratios(by_system[f"{side} plain"], found)
-    decoding = _ratios(by_system[f"{side} plain"], found, "decode_ms")
+    own = ratios(by_system[f"{side} plain"], found)
+    decoding = ratios(by_system[f"{side} plain"], found, "decode_ms")
     peer = (
-        _ratios(by_system.get(f"transformers {name}", {}), found) if side != "transformers" else []
+        ratios(by_system.get(f"transformers {name}", {}), found) if side != "transformers" else []
     )
     reference = by_system["transformers plain"]
-    agreement = [
-        _agreement(row["tokens"], reference[index]["tokens"])
+    same = [
+        agreement(row["tokens"], reference[index]["tokens"])
         for index, row in found.items()
         if index in reference
     ]
@@ -273,39 +231,16 @@ def _cells(
     return [
         system,
         f"{statistics.median(ms):.0f}",
-        _quartiles(ms, "{:.0f}"),
+        quartiles(ms, "{:.0f}"),
         f"{statistics.median(own):.2f}×" if own else "",
         f"{statistics.median(decoding):.2f}×" if decoding else "",
         f"{statistics.median(peer):.2f}×" if peer else "",
-        _quartiles(peer, "{:.2f}") if peer else "",
+        quartiles(peer, "{:.2f}") if peer else "",
         f"{mean('outside'):.1%}" if ours else "",
         f"{mean('acceptance'):.2f}" if ours and name != "plain" else "",
         f"{mean('target_passes'):.0f}/{mean('draft_passes'):.0f}" if ours else "",
-        f"{statistics.mean(agreement):.0%}" if agreement else "",
+        f"{statistics.mean(same):.0%}" if same else "",
     ]
-
-
-def _ratios(
-    reference: dict[int, dict[str, Any]], found: dict[int, dict[str, Any]], key: str = "ms"
-) -> list[float]:
-    """How many times faster, prompt by prompt, where both sides were measured."""
-    return [reference[i][key] / row[key] for i, row in found.items() if key in reference.get(i, {})]
-
-
-def _agreement(tokens: list[int], reference: list[int]) -> float:
-    """Share of the reference's tokens before the first difference."""
-    same = next(
-        (i for i, (a, b) in enumerate(zip(tokens, reference, strict=False)) if a != b),
-        min(len(tokens), len(reference)),
-    )
-    return same / max(len(tokens), len(reference))
-
-
-def _quartiles(values: list[float], form: str) -> str:
-    if len(values) < 2:
-        return ""
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{form.format(low)}–{form.format(high)}"
 
 
 def memory(name: str, new_tokens: int, console: Console) -> None:

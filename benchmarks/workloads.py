@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from biglittle import catalogue
+
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 SPEC_BENCH = {
     "chat": ("writing", "roleplay", "humanities", "stem"),
@@ -30,6 +32,21 @@ def prompts(task: str, count: int, data: Path = DATA) -> list[Any]:
     if task == "code":
         return found
     return [[{"role": "user", "content": text}] for text in found]
+
+
+def token_ids(tokenizer: Any, prompt: Any) -> list[int]:
+    """Token ids of a prompt, chat messages through the chat template."""
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt).input_ids)
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def entry(name: str) -> catalogue.CatalogueEntry:
+    """A model of the catalogue."""
+    found = catalogue.find(name)
+    assert found is not None, name
+    return found
 
 
 def _texts(task: str, data: Path) -> Iterator[str]:
