@@ -18,7 +18,7 @@ from .gguf import converted
 from .packing import can_pack, pack_linears
 from .quantizing import GROUP, QUANTIZATIONS, can_quantize, quantize_linears
 
-__all__ = ["check_quantize", "load_model", "load_tokenizer", "pick_device", "pick_dtype"]
+__all__ = ["check_quantize", "guarded", "load_model", "load_tokenizer", "pick_device", "pick_dtype"]
 
 DTYPES = {
     "float32": torch.float32,
@@ -69,10 +69,12 @@ def check_quantize(quantize: str | None, source: Source, device: str | torch.dev
         raise ParameterError(
             f"unknown draft_quantize {quantize!r}; known: {', '.join(QUANTIZATIONS)}{hint}"
         )
+    if source is None:
+        raise ParameterError(f"draft_quantize={quantize!r} needs a draft model; give one as draft")
     if not isinstance(source, str | Path):
         raise ParameterError(
-            f"draft_quantize={quantize!r} needs a draft model that is loaded here, by a name or a "
-            "path; a model in memory is used as it is"
+            f"draft_quantize={quantize!r} is for a draft that is loaded here, by a name or a path; "
+            "a model in memory is used as it is"
         )
     if (where := pick_device(device)).type != "cpu":
         raise ParameterError(
@@ -118,7 +120,7 @@ def load_model(
     if (base := _adapter_base(folder)) is not None:
         adapter, folder = folder, locate(base, kind)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    model, report = _guarded(
+    model, report = guarded(
         source,
         lambda: _model_class(folder, options).from_pretrained(
             folder, dtype=kind, output_loading_info=True, ignore_mismatched_sizes=True, **options
@@ -127,6 +129,8 @@ def load_model(
     _check_weights(source, report)
     if kind == "auto" and where.type == "cpu" and model.dtype == torch.float16:
         model = model.to(torch.bfloat16)
+    if (entry := catalogue.find(str(source))) is not None:
+        model.config._name_or_path = entry.hub_id  # rather than a folder of the cache
     model = model.to(where)
     if adapter is not None:
         model = _with_adapter(model, adapter)
@@ -155,7 +159,7 @@ def load_tokenizer(
     if Path(folder).is_dir() and not any(any(Path(folder).glob(name)) for name in TOKENIZERS):
         return None
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
-    return _guarded(source, lambda: tf.AutoTokenizer.from_pretrained(folder, **options))
+    return guarded(source, lambda: tf.AutoTokenizer.from_pretrained(folder, **options))
 
 
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "spiece*")  # files that one of them leaves behind
@@ -176,7 +180,7 @@ def locate(source: str | Path, dtype: str | torch.dtype = "auto") -> str:
         if path.suffix != ".gguf":
             raise LoadError(f"{source}: not a GGUF file; give a folder, a hub id or a .gguf file")
         kind = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
-        return str(_guarded(source, lambda: converted(path, kind)))
+        return str(guarded(source, lambda: converted(path, kind)))
     if path.is_dir():
         if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
             raise LoadError(f"{source}: the folder has no config.json; it holds no model")
@@ -230,7 +234,7 @@ def _check_weights(source: Source, report: dict[str, Any]) -> None:
         )
 
 
-def _guarded(source: Source, load: Any) -> Any:
+def guarded(source: Source, load: Any) -> Any:
     """Run a loading step; whatever it raises becomes one line."""
     try:
         return load()
@@ -262,4 +266,4 @@ def _with_adapter(model: Any, adapter: str | Path) -> Any:
         from peft import PeftModel
     except ImportError as cause:
         raise LoadError("adapters need the peft package: pip install peft") from cause
-    return _guarded(adapter, lambda: PeftModel.from_pretrained(model, str(adapter)).eval())
+    return guarded(adapter, lambda: PeftModel.from_pretrained(model, str(adapter)).eval())
