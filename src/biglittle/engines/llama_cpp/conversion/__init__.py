@@ -1,0 +1,1 @@
+"""How a Hugging Face model becomes a GGUF file."""
