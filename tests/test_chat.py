@@ -199,3 +199,12 @@ def test_after_a_round_that_was_interrupted_nothing_of_the_cache_is_trusted(
         result = chat.send("Bye")
         alone = make_pair(None).generate(chat.messages[:-1], stop="\n", max_new_tokens=60)
         assert result.token_ids == alone.token_ids
+
+
+def test_an_answer_that_is_left_early_has_its_cost() -> None:
+    chat = make_chat()
+    chunks = chat.stream("hello there", max_new_tokens=20)
+    next(chunks)
+    chunks.close()
+    assert chat.last_stats is not None
+    assert 0 < chat.last_stats.new_tokens < 20

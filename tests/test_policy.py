@@ -139,7 +139,7 @@ def test_a_policy_is_a_policy() -> None:
         ("bild:verify_end=yes", "bild: verify_end=yes is not true or false"),
         ("bild+exact", "'bild' names its acceptance already"),
         ("none:tokens=3", "'none' takes no options"),
-        ("none+bild", "'none' takes no options"),
+        ("none+bild", "'none' takes no acceptance"),
         ("dynamic+", "has no name"),
         ("dynamic+bold", "unknown acceptance 'bold'; known: exact, bild; did you mean 'bild'?"),
         ("dynamic+exact:rollback=3", "exact: unknown option 'rollback'; it has none"),

@@ -224,3 +224,18 @@ def test_what_stands_in_for_the_main_input() -> None:
     states = torch.randn(1, 3, 4)
     for name in ("encoder_outputs", "inputs_embeds"):
         assert reader(TEXT_ENCODER).read({name: states})[0][0].encoder is not None
+
+
+@pytest.mark.parametrize("prompt", ["\ud800", [{"role": "user", "content": "half \udc80"}]])
+def test_text_that_is_not_unicode(prompt: Any) -> None:
+    tokenizer = bytes_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    reader = Prompts(tokenizer, encoder=None, start=(), vocab=VOCAB, context=None, name="m")
+    with pytest.raises(ParameterError, match="is not valid Unicode text"):
+        reader.read(prompt)
+
+
+def test_a_message_without_a_role() -> None:
+    reader = Prompts(TOKENIZER, encoder=None, start=(), vocab=VOCAB, context=None, name="m")
+    with pytest.raises(ParameterError, match="prompt 0 is a chat message without a role"):
+        reader.read([{"content": "x"}])

@@ -41,6 +41,8 @@ class Difference:
     """Both tokens' logits from a pass over one token."""
     wide: tuple[float, float]
     """The same from a pass over several."""
+    resolution: float = 2**-7
+    """The model's relative rounding; see `Model.resolution`."""
 
     @property
     def margin(self) -> float:
@@ -55,8 +57,8 @@ class Difference:
     @property
     def near_tie(self) -> bool:
         """Whether rounding explains the difference."""
-        resolution = 2**-7 * max(map(abs, self.narrow))  # a bfloat16 number's last place
-        return self.margin <= max(2 * self.rounding, resolution)
+        last_place = self.resolution * max(map(abs, self.narrow))
+        return self.margin <= max(2 * self.rounding, last_place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def compare(pair: Pair, prompt: Prompt, plain: Sequence[int], other: Sequence[in
             b,
             (float(narrow[a]), float(narrow[b])),
             (float(wide[a]), float(wide[b])),
+            pair.resolution,
         ),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from .errors import ParameterError
-from .results import Chunk, Result
+from .results import Chunk, Result, Stats
 
 if TYPE_CHECKING:
     from .decoding import Row
@@ -30,6 +30,8 @@ class Chat:
         self._options = options
         self._saved: Any = None
         self.messages: list[dict[str, str]] = []
+        self.last_stats: Stats | None = None
+        """What the last answer cost, one that was left early included."""
         if system is not None:
             self.messages.append({"role": "system", "content": system})
 
@@ -68,6 +70,7 @@ class Chat:
             raise
         finally:
             engine.cancel(row)
+            self.last_stats = row.stats
             self._remember(messages, row, row.saved if whole else None)
         if row.error is not None:
             raise row.error

@@ -108,6 +108,11 @@ def load(
     )
     if draft_dtype is None and not little.in_llama:  # a file that is run as it is has its own
         little = dataclasses.replace(little, dtype=dtype)
+    if spec.model is None:
+        given = {"draft_dtype": draft_dtype, "draft_device": draft_device}
+        for name, value in given.items():
+            if value is not None:
+                raise ParameterError(f"{name}={value!r} needs a draft model; give one as draft")
     own = big.tokenizer() if tokenizer is None else tokenizer
     little_tokenizer = None
     if spec.model is not None:
@@ -195,6 +200,11 @@ class Pair:
         if self._draft is not None and self._draft.summary != parts[0]:
             parts.append(f"the draft {self._draft.summary}")
         return ", ".join(parts)
+
+    @property
+    def resolution(self) -> float:
+        """The relative rounding of the target's logits; see `biglittle.engines.Model`."""
+        return self._target.resolution
 
     # Generating.
 

@@ -111,7 +111,8 @@ def parse_policy(policy: PolicyLike) -> Policy:
     name, options = _split(head, policy)
     if name == "none":
         if options or plus:
-            raise PolicyError(f"policy {policy!r}: 'none' takes no options")
+            what = "options" if options else "acceptance: there is nothing to accept"
+            raise PolicyError(f"policy {policy!r}: 'none' takes no {what}")
         return Policy.none()
     if name == "bild":
         if plus:

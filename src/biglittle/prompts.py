@@ -71,6 +71,7 @@ class Prompts:
         if isinstance(prompt, str):
             if not prompt:
                 raise ParameterError(f"{where} is empty")
+            _check_unicode(prompt, where)
             return list(self._need_tokenizer(where)(prompt).input_ids)
         if is_chat(prompt):
             return self.chat_ids(prompt, where)
@@ -85,6 +86,8 @@ class Prompts:
         tokenizer = self._need_tokenizer(where)
         if not getattr(tokenizer, "chat_template", None):
             raise ParameterError(f"{self._name} has no chat template; give text instead")
+        for message in messages:
+            _check_unicode(str(message.get("content", "")), where)
         try:
             text = tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True
@@ -95,6 +98,8 @@ class Prompts:
         return list(tokenizer(text, add_special_tokens=False).input_ids)
 
     def _encoder_prompt(self, prompt: Any, where: str) -> Prompt:
+        if self._encoder is None and "content" in prompt:
+            raise ParameterError(f"{where} is a chat message without a role; give it one")
         if self._encoder is None:
             raise ParameterError(f"{where} holds encoder inputs, but {self._name} has no encoder")
         start = self._start
@@ -176,6 +181,13 @@ class Prompts:
                 "give token ids"
             )
         return self._tokenizer
+
+
+def _check_unicode(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as cause:  # bytes of another encoding, half a surrogate pair
+        raise ParameterError(f"{where} is not valid Unicode text; convert it first") from cause
 
 
 def is_chat(prompt: Any) -> bool:

@@ -53,8 +53,8 @@ OPTIONS: list[tuple[list[str], list[str]]] = [
     (["-m", "many"], ["--max-new-tokens", "-m"]),
     (["--min-new-tokens", "5", "-m", "4"], ["--min-new-tokens", "--max-new-tokens"]),
     (["--seed", "-1"], ["seed"]),
-    (["-n", "0"], ["n=0"]),
-    (["-n", "2"], ["n=2", "temperature above 0"]),
+    (["-n", "0"], ["-n 0"]),
+    (["-n", "2"], ["-n 2", "temperature above 0"]),
     (["--stop", ""], ["stop", "at least one character"]),
     (["--bad-word", ""], ["--bad-word"]),
     (["--eos-token-id", "99999"], ["--eos-token-id", "99999"]),
@@ -72,6 +72,12 @@ OPTIONS: list[tuple[list[str], list[str]]] = [
     (["-d", "earlyexit:layers=1"], ["earlyexit", "did you mean 'early-exit'?"]),
     (["--draft-quantize", "int5"], ["--draft-quantize", "did you mean 'int4'?"]),
     (["-d", "prompt-lookup", "--draft-quantize", "int4"], ["--draft-quantize int4 needs"]),
+    (["-d", "none", "--draft-dtype", "float32"], ["--draft-dtype float32 needs a draft"]),
+    (["-d", "early-exit:layers=1", "--draft-device", "cpu"], ["--draft-device cpu needs"]),
+    (["--engine", "lama.cpp"], ["lama.cpp", "did you mean 'llama.cpp'?"]),
+    (["--engine", "llama.cpp"], ["runs GGUF files"]),
+    (["--n-ctx", "0"], ["--n-ctx 0"]),
+    (["--type-k", "f17"], ["--type-k f17", "did you mean 'f16'?"]),
     (["--adapter", "./nowhere"], ["nowhere"]),
     (["--polcy", "dynamic"], ["--polcy", "--policy"]),
 ]
@@ -96,6 +102,7 @@ def test_refused_before_anything_is_loaded(
 def test_no_prompt_at_all(run: Run, folders: Folders) -> None:
     for stdin in ("", "\n"):
         refused(run("generate", "-t", folders["target"], stdin=stdin), "empty", "standard input")
+        refused(run("generate", "-t", folders["target"], "-", stdin=stdin), "standard input")
 
 
 @pytest.mark.parametrize("prompts", [[""], ["The", ""]])
@@ -255,6 +262,8 @@ def test_template_that_refuses_the_roles(run: Run, folders: Folders, tmp_path: P
         (["models", "fetch"], ["NAME"]),
         (["models", "fetch", "smollm2-135m"], ["smollm2-135m", "did you mean"]),
         (["demo", "-p", "dinamic"], ["did you mean 'dynamic'?"]),
+        (["demo", "-p", "none"], ["nothing to compare"]),
+        (["demo", "--prompt", ""], ["the prompt is empty (argument 1)"]),
         (["demo", "-m", "0"], ["--max-new-tokens 0"]),
         (["chat", "-p", "dinamic"], ["did you mean 'dynamic'?"]),
         (["chat", "--stop", ""], ["stop"]),

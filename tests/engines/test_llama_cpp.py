@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import mmap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from tests.engines.llama_greedy import own_greedy
 from tests.models import build
 from tests.reports.helpers import bytes_tokenizer
 from tests.tiny_gguf import EXACT, tokens_of, write_gguf
@@ -55,24 +53,6 @@ def big(files: tuple[Path, Path]) -> LlamaModel:
 @pytest.fixture(scope="module")
 def little(files: tuple[Path, Path]) -> LlamaModel:
     return LlamaModel(files[1], EXACT)
-
-
-def own_greedy(model: LlamaModel, prompt: Sequence[int], new: int) -> list[int]:
-    """llama.cpp's own greedy decoding, token by token, in a context of its own."""
-    binding = library()
-    settings = binding.llama_context_default_params()
-    settings.n_ctx, settings.n_threads, settings.flash_attn_type = 256, 1, 0
-    settings.type_k = settings.type_v = 0
-    context = binding.llama_init_from_model(model._weights.pointer, settings)
-    feed, written = list(prompt), []
-    for _ in range(new):
-        tokens = (ctypes.c_int32 * len(feed))(*feed)
-        assert binding.llama_decode(context, binding.llama_batch_get_one(tokens, len(feed))) == 0
-        logits = binding.llama_get_logits_ith(context, -1)
-        feed = [int(np.argmax(np.ctypeslib.as_array(logits, (model.vocab,))))]
-        written += feed
-    binding.llama_free(context)
-    return written
 
 
 @pytest.mark.parametrize("draft", ["little", "itself", "prompt-lookup"])

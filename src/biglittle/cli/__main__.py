@@ -1,5 +1,5 @@
 """`python -m biglittle.cli`: the command line without its script."""
 
-from .main import main
+from . import main
 
 main()

@@ -71,6 +71,7 @@ def chat(
 HELLO = [{"role": "user", "content": "Hello"}]  # stands for any message
 HELP = "/reset, /stats, /policy [NAME], /exit; Ctrl-C stops an answer"
 COMMANDS = ("/reset", "/stats", "/policy", "/exit", "/help")
+NO_ARGUMENT = ("/reset", "/stats", "/exit", "/help")
 
 
 class Session:
@@ -122,14 +123,18 @@ class Session:
         try:
             if self._terminal:
                 return input("> ")
-            return sys.stdin.readline() or None
+            line = sys.stdin.readline()
+            line.encode()  # foreign bytes may come as surrogates
+            return line or None
         except EOFError:
             print()
             return None
-        except UnicodeDecodeError as cause:
+        except UnicodeError as cause:
             raise ParameterError("standard input is not UTF-8 text; convert it first") from cause
 
     def _obey(self, command: str, argument: str = "") -> None:
+        if argument and command in NO_ARGUMENT:
+            raise ParameterError(f"{command} stands alone on its line")
         if command == "/reset":
             self._chat.reset()
             self._screen.note("forgotten")
@@ -140,7 +145,8 @@ class Session:
         elif command == "/help":
             self._screen.note(HELP)
         else:
-            raise ParameterError(f"unknown command {command}{nearest(command, COMMANDS)}")
+            hint = nearest(command, COMMANDS) or "; what begins with a slash is a command"
+            raise ParameterError(f"unknown command {command}{hint}")
 
     def _choose(self, policy: str) -> None:
         if policy:
@@ -165,6 +171,8 @@ class Session:
         self._screen.write("\n")
         if result is None:
             self._screen.note("stopped")
+            if (stats := self._chat.last_stats) is not None:
+                self._costs.append(stats)
         else:
             self._close(result)
 

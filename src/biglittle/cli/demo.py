@@ -18,7 +18,7 @@ from ..errors import ParameterError
 from .generate import check_policy, has_template
 from .loading import load_pair, quiet_libraries
 from .options import ModelOptions
-from .prompts import Asked
+from .prompts import Asked, read_prompts
 from .screen import Screen, percent, plural, summary
 
 if TYPE_CHECKING:
@@ -100,19 +100,20 @@ def demo(
         names = _policies(policies or POLICIES, models)
         options = {**OPTIONS, "max_new_tokens": max_new_tokens}
         make_params(None, options)
+        texts = [one.content for one in read_prompts(prompts, [], [])] if prompts else PROMPTS
         quiet_libraries()
     pair = load_pair(models, None, screen)
-    asked = [Asked(text, "").as_prompt(has_template(pair)) for text in prompts or PROMPTS]
+    asked = [Asked(text, "").as_prompt(has_template(pair)) for text in texts]
     for name in names:
         pair.requests(asked, policy=name, **options)  # refuses what cannot run before any runs
     bench = Bench(pair, names, options, screen)
     bench.warm_up(asked[0])
     screen.legend(pair.policy)
-    for prompt, text in zip(asked, prompts or PROMPTS, strict=True):
+    for prompt, text in zip(asked, texts, strict=True):
         bench.answer(prompt)
-        bench.show_texts(prompt, text)
-    texts = Text(f"\n{bench.verdict()}\n", "bold"), Text(bench.configuration(models), "dim")
-    screen.out.print(Group("", bench.table(), *texts))
+        bench.show_texts(prompt, str(text))
+    closing = Text(f"\n{bench.verdict()}\n", "bold"), Text(bench.configuration(models), "dim")
+    screen.out.print(Group("", bench.table(), *closing))
 
 
 def _policies(wanted: Sequence[str], models: ModelOptions) -> list[str]:
@@ -121,7 +122,10 @@ def _policies(wanted: Sequence[str], models: ModelOptions) -> list[str]:
         check_policy(name, models)
     if models.drafter is None:
         raise ParameterError("there is nothing to compare without a draft: give one with --draft")
-    return list(dict.fromkeys([PLAIN, *wanted]))
+    names = list(dict.fromkeys([PLAIN, *wanted]))
+    if names == [PLAIN]:
+        raise ParameterError("there is nothing to compare: give another policy than 'none'")
+    return names
 
 
 class Bench:

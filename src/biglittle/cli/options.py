@@ -239,6 +239,7 @@ def in_options(message: str) -> str:
     """
     for name, flag in _flags().items():
         message = re.sub(rf"(?<![\w-]){name}=('?)([^\s,;:)']*)\1", rf"{flag} \2", message)
+        message = re.sub(rf"^{name}: ", f"{flag}: ", message)
         if "_" in name:  # a word that can be nothing else
             message = re.sub(rf"(?<![\w-]){name}(?!\w)", flag, message)
     return message
@@ -248,7 +249,8 @@ def _flags() -> dict[str, str]:
     """What the command line calls the parameters of the library."""
     fields = [*dataclasses.fields(ModelOptions), *dataclasses.fields(SamplingOptions)]
     flags = {field.name: "--" + field.name.replace("_", "-") for field in fields}
-    return {**flags, "bad_words": "--bad-word", "eos_token_ids": "--eos-token-id"}
+    others = {"bad_words": "--bad-word", "eos_token_ids": "--eos-token-id", "policy": "--policy"}
+    return {**flags, **others, "n": "-n", "logprobs": "--logprobs", "stop_strings": "--stop"}
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -39,7 +39,7 @@ def read_prompts(
     """All prompts in the order arguments, files, lines of JSON; else standard input as one.
 
     Args:
-        arguments: Prompts themselves.
+        arguments: Prompts themselves; `-` is standard input.
         files: Names of files that hold one prompt each; `-` is standard input.
         json_files: Names of files with a prompt a line, `{"prompt": …}` or `{"messages": …}`.
 
@@ -47,7 +47,10 @@ def read_prompts(
         ParameterError: No prompt at all, an empty one, or a file that cannot be read.
     """
     asked = [
-        Asked(_checked(text, f"argument {i}"), f"argument {i}") for i, text in _count(arguments)
+        Asked(_prompt_text("-"), _title("-"))
+        if text == "-"
+        else Asked(_checked(text, f"argument {i}"), f"argument {i}")
+        for i, text in _count(arguments)
     ]
     asked += [Asked(_prompt_text(name), _title(name)) for name in files]
     for name in json_files:
@@ -112,8 +115,11 @@ def _json_prompt(line: str, source: str) -> Asked:
     try:
         data = json.loads(line)
     except ValueError as cause:
-        raise ParameterError(f"{source} is not JSON: {cause}") from cause
+        reason = getattr(cause, "msg", str(cause))
+        raise ParameterError(f"{source} is not JSON: {reason}") from cause
     data = data if isinstance(data, dict) else {}
+    if "prompt" in data and "messages" in data:
+        raise ParameterError(f"{source} holds both a prompt and messages; leave one out")
     if isinstance(prompt := data.get("prompt"), str):
         return Asked(_checked(prompt, source), source)
     messages = data.get("messages")

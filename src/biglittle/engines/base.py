@@ -138,6 +138,10 @@ class Model(Protocol):
         """How it runs, e.g. "bfloat16 on cpu": for reports."""
 
     @property
+    def resolution(self) -> float:
+        """By how much of themselves its logits move with what is computed beside them."""
+
+    @property
     def vocab(self) -> int:
         """Entries of the head."""
 

@@ -135,6 +135,13 @@ class LlamaModel:
         text = self.metadata(key)
         return None if text is None else float(text)
 
+    @property
+    def resolution(self) -> float:
+        """See `Model.resolution`. With quantized weights llama.cpp rounds activations to eight
+        bits in every layer, which magnifies the last place of what comes in to a few per cent."""
+        exact = library().llama_model_ftype(self._weights.pointer) in FLOAT_TYPES
+        return 2**-7 if exact else 2**-5
+
     def encoder_input(self) -> EncoderInput | None:
         """See `Model.encoder_input`: there is none."""
         return None
@@ -167,6 +174,7 @@ class LlamaModel:
                 self._idle.append(context)
 
 
+FLOAT_TYPES = (0, 1, 32)  # llama.cpp's numbers of files in float32, float16 and bfloat16
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 

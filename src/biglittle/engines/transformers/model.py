@@ -42,6 +42,11 @@ class TransformersModel:
         return f"{str(self.model.dtype).removeprefix('torch.')} on {self.device}"
 
     @property
+    def resolution(self) -> float:
+        """See `Model.resolution`: a number's last place in the model's dtype."""
+        return torch.finfo(self.model.dtype).eps
+
+    @property
     def vocab(self) -> int:
         """See `Model.vocab`."""
         return vocab_size(self.model)
