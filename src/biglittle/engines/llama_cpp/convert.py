@@ -141,19 +141,20 @@ def convert(
     kind, target = quantize.lower(), Path(out).expanduser()
     _check_request(kind, target, force)
     library()
+    folder = _folder(source)
     say("reading", 0, 0)
-    original = _Original(source)
+    original = _Original(str(source), folder)
     planned = original.plan(kind)
     base = kind if kind in FLOATS else original.dtype
     _check_space(target, planned, base, kind)
     with _scratch(target) as scratch:
-        folder = Path(scratch)
+        work = Path(scratch)
         say("fitting the tokenizer", 0, 0)
-        vocabulary = original.vocabulary(folder / "vocabulary.gguf")
-        floats = made = folder / "floats.gguf"
+        vocabulary = original.vocabulary(work / "vocabulary.gguf")
+        floats = made = work / "floats.gguf"
         original.write(floats, vocabulary, planned, base, say)
         if kind != base:
-            made = folder / "quantized.gguf"
+            made = work / "quantized.gguf"
             _quantize(floats, made, kind, say)
         found = None
         if check:
@@ -214,16 +215,13 @@ def _scratch(target: Path) -> TemporaryDirectory[str]:
 class _Original:
     """What lies in a Hugging Face folder, found fit to be converted."""
 
-    def __init__(self, source: str | Path) -> None:
-        self.name = str(source)
-        self.folder = _folder(source)
-        self.config: Any = loading.guarded(
-            source, lambda: tf.AutoConfig.from_pretrained(self.folder)
-        )
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.config: Any = loading.guarded(name, lambda: tf.AutoConfig.from_pretrained(folder))
         self.family: Family = check_config(self.name, self.config)
         self.arch: str = gguf.MODEL_ARCH_NAMES[self.family.arch]
-        self.checkpoint = Checkpoint(self.name, self.folder)
-        self.tokenizer: Any = loading.load_tokenizer(self.folder)
+        self.checkpoint = Checkpoint(name, folder)
+        self.tokenizer: Any = loading.load_tokenizer(folder)
         if self.tokenizer is None:
             raise LoadError(f"{self.name}: the folder has no tokenizer, which a GGUF file needs")
         self.generation = self._generation()
