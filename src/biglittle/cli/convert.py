@@ -66,6 +66,8 @@ def convert(
     with _progress(screen) as say:
         report = run(source, out, quantize, force=force, check=check, progress=say)
     screen.note(_summary(report))
+    if report.difference is not None:
+        screen.note(f"spaces are placed otherwise here and there: {report.difference}", "yellow")
     print(report.path)
 
 

@@ -95,6 +95,7 @@ class ConversionReport:
         architecture: llama.cpp's name.
         tokenizer: llama.cpp's names for the kind of tokenizer and its way of splitting.
         bytes: Size of the file.
+        difference: Where its tokenizer places spaces otherwise than the original, if anywhere.
         closeness: To the original; None if not checked.
     """
 
@@ -103,6 +104,7 @@ class ConversionReport:
     architecture: str
     tokenizer: str
     bytes: int
+    difference: str | None
     closeness: Closeness | None
 
 
@@ -150,7 +152,7 @@ def convert(
     with _scratch(target) as scratch:
         work = Path(scratch)
         say("fitting the tokenizer", 0, 0)
-        vocabulary = original.vocabulary(work / "vocabulary.gguf")
+        vocabulary, difference = original.vocabulary(work / "vocabulary.gguf")
         floats = made = work / "floats.gguf"
         original.write(floats, vocabulary, planned, base, say)
         if kind != base:
@@ -167,6 +169,7 @@ def convert(
         architecture=original.arch,
         tokenizer=f"{vocabulary.model}/{vocabulary.pre}",
         bytes=target.stat().st_size,
+        difference=difference,
         closeness=found,
     )
 
@@ -256,7 +259,7 @@ class _Original:
             return False
         return not torch.equal(self.checkpoint.get(HEAD), self.checkpoint.get(EMBEDDING))
 
-    def vocabulary(self, scratch: Path) -> Vocabulary:
+    def vocabulary(self, scratch: Path) -> tuple[Vocabulary, str | None]:
         """Its tokenizer, as llama.cpp tokenizes alike; a file is written to try it out."""
         ends = self.generation.eos_token_id
         ends = [ends] if isinstance(ends, int) else list(ends or ())

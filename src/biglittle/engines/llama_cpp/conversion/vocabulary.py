@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 from gguf import TokenType
@@ -227,8 +227,11 @@ def _ends(name: str, tokenizer: Any, ends: Sequence[int]) -> list[int]:
 
 def fit(
     name: str, vocabulary: Vocabulary, tokenizer: Any, write: Callable[[Vocabulary], Path]
-) -> Vocabulary:
+) -> tuple[Vocabulary, str | None]:
     """The vocabulary with the way of splitting that makes llama.cpp tokenize as the original does.
+
+    One exception: where SentencePiece and llama.cpp begin every piece of a text with a space,
+    transformers leaves it out before a space and after a special token.
 
     Args:
         name: The model's, for errors.
@@ -236,34 +239,46 @@ def fit(
         tokenizer: The original.
         write: Writes a GGUF file without tensors.
 
+    Returns:
+        The vocabulary, and what differs by that exception, if anything does.
+
     Raises:
-        UnsupportedModelError: None does; with a text where the closest one differs.
+        UnsupportedModelError: There is none; with a text where the closest one differs.
     """
-    closest: list[str] = []
+    closest: list[Difference] = []
     for candidate in vocabulary.candidates():
         fitted = read_tokenizer(write(candidate))
-        found = _differences(tokenizer, fitted, candidate.ends)
+        found = list(_differences(tokenizer, fitted, candidate.ends))
         if not found:
-            return candidate.ending(fitted.end_ids)
+            return candidate.ending(fitted.end_ids), None
+        if candidate.space and all(difference.of_space for difference in found):
+            return candidate.ending(fitted.end_ids), found[0].message
         if not closest or len(found) < len(closest):
             closest = found
     raise UnsupportedModelError(
-        f"{name}: llama.cpp cannot tokenize as it does: {closest[0]}; use it through transformers"
+        f"{name}: llama.cpp cannot tokenize as it does: {closest[0].message}; use it through "
+        "transformers"
     )
 
 
-def _differences(original: Any, fitted: GgufTokenizer, ends: Sequence[int]) -> list[str]:
-    """What two tokenizers make of the same texts, where they differ."""
+class Difference(NamedTuple):
+    """A text that two tokenizers do not split alike."""
+
+    message: str
+    of_space: bool
+    """Whether it begins with a space or has a special token in it."""
+
+
+def _differences(original: Any, fitted: GgufTokenizer, ends: Sequence[int]) -> Iterator[Difference]:
     specials = original.convert_ids_to_tokens(ends)
     chats = [text for s in specials for text in (f"a{s}b", f"One. {s} two", f"{s}\nuser\nHi{s}\n")]
-    found = []
     for text in (*SAMPLES, *chats):
         for special in (True, False):
             wanted = original(text, add_special_tokens=special)["input_ids"]
             given = fitted.encode(text, add_special_tokens=special)
             if given != wanted:
-                found.append(_difference(original, text, wanted, given))
-    return found
+                message = _difference(original, text, wanted, given)
+                yield Difference(message, text in chats or text.startswith(" "))
 
 
 def _difference(original: Any, text: str, wanted: Sequence[int], given: Sequence[int]) -> str:
