@@ -236,7 +236,7 @@ class _Original:
 
     @property
     def dtype(self) -> str:
-        """The type that loses nothing."""
+        """The type of its embedding, and so by all custom of the rest."""
         return self.checkpoint.dtype(EMBEDDING)
 
     def plan(self, kind: str) -> list[Planned]:
@@ -255,7 +255,7 @@ class _Original:
         """As transformers: a head that is there and differs is not tied, whatever is said."""
         if not self.config.tie_word_embeddings:
             return True
-        if HEAD not in self.checkpoint.names:
+        if not {HEAD, EMBEDDING} <= self.checkpoint.names.keys():
             return False
         return not torch.equal(self.checkpoint.get(HEAD), self.checkpoint.get(EMBEDDING))
 
