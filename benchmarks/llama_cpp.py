@@ -94,7 +94,8 @@ class Bench:
         binding, model = library(), self.pair.target
         context = model.borrow()  # a context as ours is, for its settings
         pointer = context._pointer
-        feed, written, ends = ids, [], set(self.pair.tokenizer.end_ids)
+        ends = set(self.pair.tokenizer.end_ids)
+        feed, written = list(ids), list[int]()
         started = time.perf_counter()
         first = started
         while len(written) < self.new_tokens and not (written and written[-1] in ends):
