@@ -155,3 +155,24 @@ def test_rows_keep_their_numbers_when_one_leaves() -> None:
     ]
     proposer.truncate([2, 2])
     assert runner.lengths == [2, 2]
+
+
+def test_samples_of_a_prompt_read_it_once() -> None:
+    proposer, runner = drafter()
+    twins = [Row(request([1, 2, 3]), None) for _ in range(3)]
+    other = Row(request([1, 2, 3]), None)  # another request, though of the same tokens
+    for row in twins[1:]:
+        row.request.prompt = twins[0].request.prompt
+    proposer.admit(twins[0])
+    proposer.propose(twins[:1], [1], go_on)  # so that all of the prompt is read
+    rows = [*twins, other]
+    for first, row in enumerate(rows[1:], start=5):
+        row.tokens.append(first)  # every row went on by itself
+        proposer.admit(row)
+    assert runner.admitted == 2
+    assert runner.lengths == [3, 3, 3, 3]
+    twins[0].tokens.append(4)
+    draft = proposer.propose(rows, [2] * 4, go_on)
+    assert [part.ids for part in draft.rows] == [greedy(n, 2) for n in (4, 5, 6, 7)]
+    proposer.release(0)
+    assert proposer._prompts == [other.request.prompt, *[twins[0].request.prompt] * 2]

@@ -36,6 +36,7 @@ class ModelDrafter:
         self.vocab = vocab
         self.context = runner.limits.context
         self.max_rows = runner.limits.rows
+        self._prompts: list[Prompt] = []  # of the rows
 
     @property
     def seconds(self) -> float:
@@ -44,12 +45,24 @@ class ModelDrafter:
 
     def admit(self, row: Row, saved: Saved | None = None) -> None:
         """See `Drafter.admit`. Reads all but the pending token."""
-        tokens = row.tokens
+        tokens, prompt = row.tokens, row.request.prompt
+        self._prompts.append(prompt)
+        if (twin := self._twin(prompt)) is not None and self._readable(tokens):
+            self.runner.fork(twin)
+            self._cut(-1, min(len(prompt.tokens), len(tokens) - 1))
+            return
         if not self._readable(tokens):
             tokens = [0]  # dropped out from the start: the row only keeps its number
-        encoder = own_inputs(row.request.prompt.encoder)
+        encoder = own_inputs(prompt.encoder)
         self.runner.admit(Prompt(tuple(tokens[:-1] or tokens), encoder), saved)
-        self._cut(len(self.runner.lengths) - 1, len(tokens) - 1)
+        self._cut(-1, len(tokens) - 1)
+
+    def _twin(self, prompt: Prompt) -> int | None:
+        """A row that has read the same prompt: another sample of it."""
+        for row, length in enumerate(self.runner.lengths):
+            if self._prompts[row] is prompt and length >= len(prompt.tokens):
+                return row
+        return None
 
     def _cut(self, row: int, length: int) -> None:
         lengths = list(self.runner.lengths)
@@ -63,6 +76,8 @@ class ModelDrafter:
     def release(self, row: int) -> None:
         """See `Drafter.release`."""
         self.runner.release(row)
+        self._prompts[row] = self._prompts[-1]
+        self._prompts.pop()
 
     def save(self, row: int, tokens: Sequence[int]) -> Saved | None:
         """See `Drafter.save`."""
