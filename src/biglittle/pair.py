@@ -104,6 +104,7 @@ def load(
         dtype="auto" if draft_dtype is None else draft_dtype,
         device=device if draft_device is None else draft_device,
         quantize=draft_quantize,
+        draft=True,
         **shared,
     )
     if draft_dtype is None and not little.in_llama:  # a file that is run as it is has its own

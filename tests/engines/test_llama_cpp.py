@@ -237,6 +237,16 @@ def test_options_that_cannot_be_used(
         LlamaModel(files[0], options)
 
 
+def test_a_draft_does_without_the_fused_kernel_on_a_cpu(files: tuple[Path, Path]) -> None:
+    pair = biglittle.load(*files, llama={"n_threads": 1, "n_gpu_layers": 0})
+    assert pair.target.options.flash_attn is None
+    assert pair.draft.options.flash_attn is False
+    quantized = LlamaOptions(type_v="q8_0", n_gpu_layers=0)
+    assert quantized.for_draft() == quantized  # which the fused kernel alone can read
+    chosen = LlamaOptions(flash_attn=True, n_gpu_layers=0)
+    assert chosen.for_draft() == chosen
+
+
 def test_a_context_that_memory_cannot_hold(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,9 @@ class ModelOptions:
     type_v: Annotated[str | None, typer.Option(help="Type of cached values.", **_LLAMA)] = None
     flash_attn: Annotated[
         bool | None,
-        typer.Option(help="Fused attention. Default: llama.cpp decides.", **_LLAMA),
+        typer.Option(
+            help="Fused attention. Default: llama.cpp decides; off for a draft on a CPU.", **_LLAMA
+        ),
     ] = None
     use_mmap: Annotated[
         bool | None, typer.Option("--mmap/--no-mmap", help="Map files, or read them.", **_LLAMA)

@@ -44,6 +44,8 @@ class Recipe:
     pack: bool = True
     trust_remote_code: bool = False
     llama: llama_cpp.LlamaOptions | Mapping[str, Any] | None = None
+    draft: bool = False
+    """Whether the model will draft: then it may be rougher, and faster."""
 
     def __post_init__(self) -> None:
         if self.engine not in ("auto", *ENGINES):
@@ -118,6 +120,8 @@ class Recipe:
         on_cpu = transformers_loading.pick_device(self.device).type == "cpu"
         if self.device != "auto" and on_cpu:
             options = options.without_gpu()
+        if self.draft:
+            options = options.for_draft()
         return llama_cpp.LlamaModel(self._path(), options)
 
     def tokenizer(self) -> Any:

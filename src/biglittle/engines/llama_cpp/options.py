@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
 from ...errors import ParameterError, nearest
+from .library import library
 
 __all__ = ["CACHE_TYPES", "LlamaOptions"]
 
@@ -18,6 +19,11 @@ class CacheType(NamedTuple):
     """ggml's number."""
     bytes: float
     """Of one value."""
+
+    @property
+    def is_float(self) -> bool:
+        """Whether values are kept one by one, rather than in quantized blocks."""
+        return float(self.bytes).is_integer()
 
 
 CACHE_TYPES = {
@@ -44,8 +50,10 @@ class LlamaOptions:
         n_gpu_layers: Layers on a GPU, where llama.cpp was built for one; -1 is all.
         type_k: Type of cached keys: f32, f16, bf16, q8_0 …
         type_v: Type of cached values.
-        flash_attn: Whether attention is computed in one fused step, which on a CPU rounds to
-            float16; None leaves it to llama.cpp.
+        flash_attn: Whether attention is computed in one fused step; None leaves it to llama.cpp.
+            On a CPU it rounds to float16, but alike at every width, which keeps a target's
+            greedy output what it is alone. A draft need not: `load` turns it off there, for it
+            can be three times slower.
         use_mmap: Whether the file is mapped rather than read.
     """
 
@@ -78,6 +86,13 @@ class LlamaOptions:
             raise ParameterError(f"use_mmap={self.use_mmap!r} must be True or False")
         if not isinstance(self.flash_attn, bool | None):
             raise ParameterError(f"flash_attn={self.flash_attn!r} must be True, False or None")
+
+    def for_draft(self) -> Self:
+        """The same, with what a draft does faster where nobody decided otherwise."""
+        # Quantized values need the fused kernel; on a GPU it is the faster one.
+        on_cpu = self.n_gpu_layers == 0 or not library().llama_supports_gpu_offload()
+        free = self.flash_attn is None and on_cpu and CACHE_TYPES[self.type_v].is_float
+        return replace(self, flash_attn=False) if free else self
 
     def without_gpu(self) -> Self:
         """The same, all of it on the CPU."""
