@@ -24,7 +24,7 @@ def tokens_of(tokenizer: Any) -> list[str]:
     return sorted(tokenizer.get_vocab(), key=lambda token: int(tokenizer.get_vocab()[token]))
 
 
-def write_gguf(model: Any, tokens: Sequence[str], path: Path) -> None:
+def write_gguf(model: Any, tokens: Sequence[str], path: Path, **sampling: float) -> None:
     """What llama.cpp's converter makes of a Llama whose tokenizer has these tokens."""
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -45,6 +45,8 @@ def write_gguf(model: Any, tokens: Sequence[str], path: Path) -> None:
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(0)
+    for name, value in sampling.items():
+        writer.add_float32(f"general.sampling.{name}", value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         array = weight.float().numpy()

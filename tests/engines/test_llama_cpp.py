@@ -12,7 +12,7 @@ import torch
 from tests.engines.llama_greedy import own_greedy
 from tests.models import build
 from tests.reports.helpers import bytes_tokenizer
-from tests.tiny_gguf import EXACT, tokens_of, write_gguf
+from tests.tiny_gguf import EXACT, made_up, tokens_of, write_gguf
 
 import biglittle
 from biglittle import LlamaModel, LlamaOptions, Pair, ParameterError
@@ -144,6 +144,23 @@ def test_a_next_turn_goes_on_from_the_last_ones_state(big: LlamaModel, little: L
         saved = row.saved
         tokens = [*row.tokens, 21, 22, 23]
         del engine
+
+
+def test_defaults_are_the_files_own(tmp_path: Path) -> None:
+    defaults = {"temp": 0.7, "top_p": 0.8, "penalty_repeat": 1.1}
+    write_gguf(build("llama"), made_up(97), tmp_path / "own.gguf", **defaults)
+    model = LlamaModel(tmp_path / "own.gguf", EXACT)
+    config = model.generation_config
+    assert config.do_sample
+    assert config.temperature == pytest.approx(0.7)
+    assert config.top_p == pytest.approx(0.8)
+    assert config.repetition_penalty == pytest.approx(1.1)
+    assert config.eos_token_id == [2]
+    model.tokenizer.chat_template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    messages = [{"role": "user", "content": "hi"}]
+    assert model.tokenizer.apply_chat_template(messages) == "<1>hi<2>"
+    assert "bfloat16" not in model.summary
+    assert model.summary.endswith("in llama.cpp")
 
 
 def test_text_may_end_inside_a_character(files: tuple[Path, Path]) -> None:

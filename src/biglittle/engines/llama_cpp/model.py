@@ -122,6 +122,7 @@ class LlamaModel:
             for key, name in SAMPLING.items():
                 if (value := sampling[key]) is not None:
                     setattr(config, name, int(value) if name == "top_k" else value)
+        config.repetition_penalty = self._number("general.sampling.penalty_repeat") or 1.0
         return config
 
     def metadata(self, key: str) -> str | None:

@@ -86,8 +86,8 @@ class GgufTokenizer:
             conversations=[[dict(message) for message in conversation]],
             chat_template=self.chat_template,
             add_generation_prompt=add_generation_prompt,
-            bos_token=self._text(library().llama_vocab_bos(self._vocab)),
-            eos_token=self._text(library().llama_vocab_eos(self._vocab)),
+            bos_token=self._named("bos"),
+            eos_token=self._named("eos"),
         )
         text: str = rendered[0][0]
         return text
@@ -135,6 +135,14 @@ class GgufTokenizer:
         """The end of a sequence."""
         token = int(library().llama_vocab_eos(self._vocab))
         return token if token >= 0 else None
+
+    def _named(self, role: str) -> str:
+        """How the token is written that the file gives this role; llama.cpp makes one up where
+        there is none."""
+        key = f"tokenizer.ggml.{role}_token_id".encode()
+        value = ctypes.create_string_buffer(32)
+        found = library().llama_model_meta_val_str(self._weights.pointer, key, value, len(value))
+        return self._text(int(value.value)) if found > 0 else ""
 
     def _text(self, token: int) -> str:
         if token < 0:
