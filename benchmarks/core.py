@@ -34,7 +34,17 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import biglittle
-from benchmarks.results import Rows, agreement, append, configuration, quartiles, ratios, read
+from benchmarks.results import (
+    Rows,
+    agreement,
+    append,
+    by_system,
+    check_names,
+    configuration,
+    quartiles,
+    ratios,
+    read,
+)
 from benchmarks.workloads import DATA, TASKS, entry, prompts, token_ids
 from biglittle import catalogue
 
@@ -185,38 +195,30 @@ def _plan(
 
 def report(rows: list[dict[str, Any]], console: Console) -> None:
     """A table a pair and task, then what the goals ask about."""
-    for pair in dict.fromkeys(row["pair"] for row in rows):
-        for task in dict.fromkeys(row["task"] for row in rows if row["pair"] == pair):
-            chosen = [row for row in rows if (row["pair"], row["task"]) == (pair, task)]
-            console.print(_table(pair, task, chosen))
+    for pair, task in dict.fromkeys((row["pair"], row["task"]) for row in rows):
+        console.print(_table(pair, task, by_system(rows, SYSTEMS, pair=pair, task=task)))
 
 
-def _table(pair: str, task: str, rows: list[dict[str, Any]]) -> Table:
-    by_system = {
-        system: {row["prompt"]: row for row in rows if row["system"] == system}
-        for system in SYSTEMS
-    }
-    table = Table(title=f"{pair}, {task}: median over {len(by_system[SYSTEMS[0]])} prompts")
+def _table(pair: str, task: str, results: dict[str, Rows]) -> Table:
+    table = Table(title=f"{pair}, {task}: median over {len(results[SYSTEMS[0]])} prompts")
     columns = (
         "system", "ms/token", "quartiles", "vs own plain", "decoding", "vs transformers", "range",
         "outside", "acceptance", "passes big/little", "same tokens",
     )  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if column == "system" else "right")
-    for system, found in by_system.items():
+    for system, found in results.items():
         if found:
-            table.add_row(*_cells(system, found, by_system))
+            table.add_row(*_cells(system, found, results))
     return table
 
 
-def _cells(system: str, found: Rows, by_system: dict[str, Rows]) -> list[str]:
+def _cells(system: str, found: Rows, results: dict[str, Rows]) -> list[str]:
     side, name = system.split()
-    own = ratios(by_system[f"{side} plain"], found)
-    decoding = ratios(by_system[f"{side} plain"], found, "decode_ms")
-    peer = (
-        ratios(by_system.get(f"transformers {name}", {}), found) if side != "transformers" else []
-    )
-    reference = by_system["transformers plain"]
+    own = ratios(results[f"{side} plain"], found)
+    decoding = ratios(results[f"{side} plain"], found, "decode_ms")
+    peer = ratios(results.get(f"transformers {name}", {}), found) if side != "transformers" else []
+    reference = results["transformers plain"]
     same = [
         agreement(row["tokens"], reference[index]["tokens"])
         for index, row in found.items()
@@ -284,13 +286,7 @@ def main(
     """Our decoding beside transformers' own."""
     console = Console(width=170)
     names, tasks, systems = pairs or list(PAIRS), tasks or list(TASKS), systems or SYSTEMS
-    for kind, given, known in (
-        ("pair", names, list(PAIRS)),
-        ("task", tasks, list(TASKS)),
-        ("system", systems, SYSTEMS),
-    ):
-        if unknown := [name for name in given if name not in known]:
-            raise SystemExit(f"unknown {kind} {unknown[0]!r}; known: {', '.join(known)}")
+    check_names(pair=(names, PAIRS), task=(tasks, TASKS), system=(systems, SYSTEMS))
     if peak_of is not None:
         print(peak(peak_of, names[0], new_tokens))
         return

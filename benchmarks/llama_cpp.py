@@ -28,11 +28,21 @@ from rich.console import Console
 from rich.table import Table
 
 import biglittle
-from benchmarks.results import Rows, agreement, append, configuration, quartiles, ratios, read
+from benchmarks.results import (
+    Rows,
+    agreement,
+    append,
+    by_system,
+    check_names,
+    configuration,
+    quartiles,
+    ratios,
+    read,
+)
 from benchmarks.workloads import prompts, token_ids
+from biglittle.engines.llama_cpp.binding import library
 from biglittle.engines.llama_cpp.context import BATCH
 from biglittle.engines.llama_cpp.convert import convert
-from biglittle.engines.llama_cpp.library import library
 
 TARGET, DRAFT = "qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct"
 TARGETS = ("bf16", "q8_0", "q4_0", "torch")
@@ -135,15 +145,8 @@ def plan(
 def report(rows: list[dict[str, Any]], console: Console) -> None:
     """A table a target and task."""
     for target, task in dict.fromkeys((row["target"], row["task"]) for row in rows):
-        by_system: dict[str, Rows] = {
-            system: {
-                row["prompt"]: row
-                for row in rows
-                if (row["target"], row["task"], row["system"]) == (target, task, system)
-            }
-            for system in SYSTEMS
-        }
-        count = len(by_system["plain"])
+        results = by_system(rows, SYSTEMS, target=target, task=task)
+        count = len(results["plain"])
         table = Table(title=f"target {target}, draft q4_0, {task}: median over {count} prompts")
         columns = (
             "system", "ms/token", "quartiles", "vs plain", "vs loop", "with the prompt", "outside",
@@ -151,14 +154,14 @@ def report(rows: list[dict[str, Any]], console: Console) -> None:
         )  # fmt: skip
         for column in columns:
             table.add_column(column, justify="left" if column == "system" else "right")
-        for system, found in by_system.items():
+        for system, found in results.items():
             if found:
-                table.add_row(*_cells(system, found, by_system))
+                table.add_row(*_cells(system, found, results))
         console.print(table)
 
 
-def _cells(system: str, found: Rows, by_system: dict[str, Rows]) -> list[str]:
-    plain, loop = by_system["plain"], by_system["loop"]
+def _cells(system: str, found: Rows, results: dict[str, Rows]) -> list[str]:
+    plain, loop = results["plain"], results["loop"]
     own, peer = ratios(plain, found), ratios(loop, found)
     whole = ratios(plain, found, "total_ms")
     ms = [row["ms"] for row in found.values()]
@@ -197,9 +200,7 @@ def main(
     """The llama.cpp engine, beside llama.cpp's own loop."""
     console = Console(width=170)
     targets, tasks = targets or list(TARGETS), tasks or list(TASKS)
-    for kind, given, known in (("target", targets, TARGETS), ("task", tasks, TASKS)):
-        if unknown := [name for name in given if name not in known]:
-            raise SystemExit(f"unknown {kind} {unknown[0]!r}; known: {', '.join(known)}")
+    check_names(target=(targets, TARGETS), task=(tasks, TASKS))
     console.print(configuration() | {"new_tokens": new_tokens})
     folder.mkdir(parents=True, exist_ok=True)
     for target in targets if not only_report else []:

@@ -28,7 +28,16 @@ from rich.table import Table
 
 import biglittle
 from benchmarks.llama_cpp import DRAFT, TARGET, TARGETS, TASKS, gguf
-from benchmarks.results import Rows, agreement, append, configuration, quartiles, ratios, read
+from benchmarks.results import (
+    agreement,
+    append,
+    by_system,
+    check_names,
+    configuration,
+    quartiles,
+    ratios,
+    read,
+)
 from benchmarks.workloads import prompts, token_ids
 
 Run = Callable[[list[int]], tuple[list[int], float]]
@@ -136,24 +145,17 @@ SYSTEMS: dict[str, Callable[[Path, Path, int], Run]] = {
 def report(rows: list[dict[str, Any]], console: Console) -> None:
     """A table a target and task."""
     for target, task in dict.fromkeys((row["target"], row["task"]) for row in rows):
-        by_system: dict[str, Rows] = {
-            system: {
-                row["prompt"]: row
-                for row in rows
-                if (row["target"], row["task"], row["system"]) == (target, task, system)
-            }
-            for system in SYSTEMS
-        }
-        count = max(map(len, by_system.values()))
+        results = by_system(rows, SYSTEMS, target=target, task=task)
+        count = max(map(len, results.values()))
         table = Table(title=f"target {target}, draft q4_0, {task}: median over {count} prompts")
         for column in ("system", "ms/token", "quartiles", "vs own plain", "same tokens"):
             table.add_column(column, justify="left" if column == "system" else "right")
-        for system, found in by_system.items():
+        for system, found in results.items():
             if not found:
                 continue
-            own = ratios(by_system[f"{system.split()[0]} plain"], found)
+            own = ratios(results[f"{system.split()[0]} plain"], found)
             ms = [row["ms"] for row in found.values()]
-            plain = by_system["biglittle plain"]
+            plain = results["biglittle plain"]
             same = [
                 agreement(r["tokens"], plain[i]["tokens"]) for i, r in found.items() if i in plain
             ]
@@ -183,13 +185,7 @@ def main(
     console = Console(width=150)
     tasks, systems = tasks or list(TASKS), systems or list(SYSTEMS)
     kinds = [kind for kind in TARGETS if kind != "torch"]
-    for kind, given, known in (
-        ("target", [target], kinds),
-        ("task", tasks, list(TASKS)),
-        ("system", systems, list(SYSTEMS)),
-    ):
-        if unknown := [name for name in given if name not in known]:
-            raise SystemExit(f"unknown {kind} {unknown[0]!r}; known: {', '.join(known)}")
+    check_names(target=([target], kinds), task=(tasks, TASKS), system=(systems, SYSTEMS))
     console.print(configuration() | {"new_tokens": new_tokens, "threads": THREADS})
     if not only_report:
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,22 @@ def append(out: Path, row: dict[str, Any]) -> None:
     """Add a row to the results file."""
     with out.open("a", encoding="utf8") as file:
         file.write(json.dumps(row) + "\n")
+
+
+def check_names(**kinds: tuple[list[str], Iterable[str]]) -> None:
+    """Leave with a message for a name that is given and not known: kind=(given, known)."""
+    for kind, (given, known) in kinds.items():
+        if unknown := [name for name in given if name not in known]:
+            raise SystemExit(f"unknown {kind} {unknown[0]!r}; known: {', '.join(known)}")
+
+
+def by_system(rows: list[dict[str, Any]], systems: Iterable[str], **where: Any) -> dict[str, Rows]:
+    """Every system's results, of the rows with these values."""
+    chosen = [row for row in rows if all(row[key] == value for key, value in where.items())]
+    return {
+        system: {row["prompt"]: row for row in chosen if row["system"] == system}
+        for system in systems
+    }
 
 
 def ratios(reference: Rows, found: Rows, key: str = "ms") -> list[float]:

@@ -100,7 +100,7 @@ def load(
     )
     little = Recipe(
         source=spec.model,
-        engine=draft_engine or ("auto" if spec.model is None else _same_engine(engine, spec.model)),
+        engine=draft_engine or _engine_for(spec.model, engine),
         dtype="auto" if draft_dtype is None else draft_dtype,
         device=device if draft_device is None else draft_device,
         quantize=draft_quantize,
@@ -110,10 +110,7 @@ def load(
     if draft_dtype is None and not little.in_llama:  # a file that is run as it is has its own
         little = dataclasses.replace(little, dtype=dtype)
     if spec.model is None:
-        given = {"draft_dtype": draft_dtype, "draft_device": draft_device}
-        for name, value in given.items():
-            if value is not None:
-                raise ParameterError(f"{name}={value!r} needs a draft model; give one as draft")
+        _refuse(draft_dtype=draft_dtype, draft_device=draft_device)
     own = big.tokenizer() if tokenizer is None else tokenizer
     little_tokenizer = None
     if spec.model is not None:
@@ -126,10 +123,22 @@ def load(
     return Pair(model, spec, own, little_tokenizer, policy=chosen)
 
 
-def _same_engine(engine: str, draft: Any) -> str:
-    """The target's engine goes for a draft that it can run."""
-    gguf = str(draft).lower().endswith(".gguf") or catalogue.find(str(draft)) is not None
-    return engine if gguf or engine != "llama.cpp" else "auto"
+def _engine_for(draft: Any, engine: str) -> str:
+    """The target's engine, for a draft that it can run."""
+    if engine != "llama.cpp":
+        return "auto" if draft is None else engine
+    named = isinstance(draft, str | Path)
+    gguf = named and (
+        str(draft).lower().endswith(".gguf") or catalogue.find(str(draft)) is not None
+    )
+    return engine if gguf else "auto"
+
+
+def _refuse(**options: Any) -> None:
+    """Raise `ParameterError` for options of a draft model where there is none."""
+    for name, value in options.items():
+        if value is not None:
+            raise ParameterError(f"{name}={value!r} needs a draft model; give one as draft")
 
 
 class Pair:

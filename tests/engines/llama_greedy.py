@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from biglittle import LlamaModel
+from biglittle.engines.llama_cpp.binding import library
 from biglittle.engines.llama_cpp.context import FLASH_ATTENTION
-from biglittle.engines.llama_cpp.library import library
 from biglittle.engines.llama_cpp.options import CACHE_TYPES
 
 __all__ = ["own_greedy"]

@@ -26,11 +26,11 @@ pytest.importorskip("llama_cpp")
 
 from biglittle.engines.llama_cpp import LlamaModel, read_tokenizer
 from biglittle.engines.llama_cpp import convert as module
+from biglittle.engines.llama_cpp.binding import library
 from biglittle.engines.llama_cpp.conversion import architectures
 from biglittle.engines.llama_cpp.conversion.comparison import closeness
 from biglittle.engines.llama_cpp.conversion.vocabulary import SAMPLES
 from biglittle.engines.llama_cpp.convert import convert
-from biglittle.engines.llama_cpp.library import library
 
 HEAD = 640  # entries; the tokenizers have fewer tokens
 EXACT = {"type_k": "f32", "type_v": "f32", "flash_attn": False}

@@ -18,7 +18,7 @@ import biglittle
 from biglittle import LlamaModel, LlamaOptions, Pair, ParameterError
 from biglittle.audit import audit
 from biglittle.engines.llama_cpp import context as contexts
-from biglittle.engines.llama_cpp.library import library
+from biglittle.engines.llama_cpp.binding import library
 
 pytest.importorskip("llama_cpp")
 

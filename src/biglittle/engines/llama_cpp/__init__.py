@@ -1,6 +1,6 @@
 """The llama.cpp engine: decoder-only models in GGUF files, through llama-cpp-python."""
 
-from .library import INSTALL, available
+from .binding import INSTALL, available
 from .model import LlamaModel, read_tokenizer
 from .options import LlamaOptions
 from .runner import LlamaRunner

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BiglittleError, ContextError
-from .library import complaints, library
+from .binding import complaints, library
 from .options import CACHE_TYPES, LlamaOptions
 
 __all__ = ["SEQUENCES", "Context", "Kept", "Weights"]
@@ -35,6 +35,12 @@ class Weights:
     def __init__(self, pointer: Any) -> None:
         self.pointer = pointer
         weakref.finalize(self, library().llama_model_free, pointer)
+
+    def metadata(self, key: str) -> str | None:
+        """A value of the file's metadata as text; None if it has no such key."""
+        buffer = ctypes.create_string_buffer(1024)
+        found = library().llama_model_meta_val_str(self.pointer, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf8", errors="replace") if found >= 0 else None
 
 
 class Context:

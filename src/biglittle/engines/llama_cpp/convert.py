@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ...errors import BiglittleError, LoadError, ParameterError, UnsupportedModelError, nearest
 from ..transformers import loading
+from .binding import complaints, library
 from .conversion.architectures import (
     EMBEDDING,
     HEAD,
@@ -42,7 +43,6 @@ from .conversion.comparison import (
     sample,
 )
 from .conversion.vocabulary import Vocabulary, fit, read_vocabulary
-from .library import complaints, library
 
 __all__ = ["QUANTIZATIONS", "Closeness", "ConversionReport", "Progress", "convert"]
 

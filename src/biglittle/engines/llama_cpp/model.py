@@ -14,15 +14,15 @@ import transformers as tf
 
 from ...errors import LoadError, ParameterError, UnsupportedModelError
 from ..base import EncoderInput, Model
+from ..transformers.gguf import check_magic
+from .binding import complaints, library
 from .context import Context, Weights
-from .library import complaints, library
 from .options import CACHE_TYPES, LlamaOptions
 from .runner import LlamaRunner
 from .tokenizer import GgufTokenizer
 
 __all__ = ["LlamaModel", "read_tokenizer"]
 
-MAGIC = b"GGUF"
 IDLE = 2  # contexts that are kept for the next generation
 
 
@@ -125,15 +125,8 @@ class LlamaModel:
         config.repetition_penalty = self._number("general.sampling.penalty_repeat") or 1.0
         return config
 
-    def metadata(self, key: str) -> str | None:
-        """A value of the file's metadata as text; None if it has no such key."""
-        buffer = ctypes.create_string_buffer(1024)
-        pointer = self._weights.pointer
-        size = library().llama_model_meta_val_str(pointer, key.encode(), buffer, len(buffer))
-        return buffer.value.decode("utf8", errors="replace") if size >= 0 else None
-
     def _number(self, key: str) -> float | None:
-        text = self.metadata(key)
+        text = self._weights.metadata(key)
         return None if text is None else float(text)
 
     @property
@@ -197,13 +190,7 @@ LOAD_READ, LOAD_MMAP = 0, 1
 
 
 def _load(path: Path, settings: Any) -> Weights:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(MAGIC))
-    except OSError as cause:
-        raise LoadError(f"{path}: {cause.strerror or cause}") from cause
-    if magic != MAGIC:
-        raise LoadError(f"{path}: not a GGUF file (it does not begin with {MAGIC.decode()})")
+    check_magic(path)
     complaints.clear()
     pointer = library().llama_model_load_from_file(str(path).encode(), settings)
     if not pointer:

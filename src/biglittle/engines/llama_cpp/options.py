@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
 from ...errors import ParameterError, nearest
-from .library import library
+from .binding import library
 
 __all__ = ["CACHE_TYPES", "LlamaOptions"]
 

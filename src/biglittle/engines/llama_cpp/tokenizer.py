@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from .library import library
+from .binding import library
 
 if TYPE_CHECKING:
     from .context import Weights
@@ -98,22 +98,17 @@ class GgufTokenizer:
 
     @cached_property
     def _tokens(self) -> dict[str, int]:
-        binding = library()
-        return {
-            self._text(token): token
-            for token in range(binding.llama_vocab_n_tokens(self._vocab))
-            if not binding.llama_vocab_get_attr(self._vocab, token) & UNUSED
-        }
+        used = self._ids(
+            lambda vocab, token: not library().llama_vocab_get_attr(vocab, token) & UNUSED
+        )
+        return {self._text(token): token for token in used}
 
     @cached_property
     def all_special_ids(self) -> list[int]:
         """Ids of tokens that stand for no text."""
-        binding = library()
-        return [
-            token
-            for token in range(binding.llama_vocab_n_tokens(self._vocab))
-            if binding.llama_vocab_get_attr(self._vocab, token) & CONTROL
-        ]
+        return self._ids(
+            lambda vocab, token: library().llama_vocab_get_attr(vocab, token) & CONTROL
+        )
 
     @property
     def all_special_tokens(self) -> list[str]:
@@ -123,12 +118,7 @@ class GgufTokenizer:
     @cached_property
     def end_ids(self) -> list[int]:
         """Ids that end a text: end of sequence, of turn, of file …"""
-        binding = library()
-        return [
-            token
-            for token in range(binding.llama_vocab_n_tokens(self._vocab))
-            if binding.llama_vocab_is_eog(self._vocab, token)
-        ]
+        return self._ids(library().llama_vocab_is_eog)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -139,10 +129,13 @@ class GgufTokenizer:
     def _named(self, role: str) -> str:
         """How the token is written that the file gives this role; llama.cpp makes one up where
         there is none."""
-        key = f"tokenizer.ggml.{role}_token_id".encode()
-        value = ctypes.create_string_buffer(32)
-        found = library().llama_model_meta_val_str(self._weights.pointer, key, value, len(value))
-        return self._text(int(value.value)) if found > 0 else ""
+        token = self._weights.metadata(f"tokenizer.ggml.{role}_token_id")
+        return self._text(int(token)) if token else ""
+
+    def _ids(self, holds: Callable[[Any, int], Any]) -> list[int]:
+        """The tokens of which something holds, asked with the vocabulary and the id."""
+        count = library().llama_vocab_n_tokens(self._vocab)
+        return [token for token in range(count) if holds(self._vocab, token)]
 
     def _text(self, token: int) -> str:
         if token < 0:

@@ -16,7 +16,7 @@ from filelock import FileLock
 from ...cache import cache_dir
 from ...errors import LoadError
 
-__all__ = ["converted", "write_folder"]
+__all__ = ["check_magic", "converted", "write_folder"]
 
 MAGIC = b"GGUF"
 
@@ -32,9 +32,7 @@ def converted(gguf: Path, dtype: torch.dtype) -> Path:
         LoadError: A file that is not GGUF, is cut off, or holds an architecture that transformers
             cannot read.
     """
-    with gguf.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise LoadError(f"{gguf}: not a GGUF file (it does not begin with {MAGIC.decode()})")
+    check_magic(gguf)
     status = gguf.stat()
     key = f"{gguf.resolve()}:{status.st_size}:{status.st_mtime_ns}:{dtype}"
     name = f"{gguf.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
@@ -47,6 +45,17 @@ def converted(gguf: Path, dtype: torch.dtype) -> Path:
             write_folder(gguf, work, dtype)
             work.rename(folder)  # atomic: a folder under its final name is complete
     return folder
+
+
+def check_magic(file: Path) -> None:
+    """Raise `LoadError` for a file that cannot be read or is not GGUF."""
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(len(MAGIC))
+    except OSError as cause:
+        raise LoadError(f"{file}: {cause.strerror or cause}") from cause
+    if magic != MAGIC:
+        raise LoadError(f"{file}: not a GGUF file (it does not begin with {MAGIC.decode()})")
 
 
 def write_folder(gguf: Path, folder: Path, dtype: torch.dtype) -> None:
