@@ -12,7 +12,7 @@ from ..acceptance.base import sample
 from ..decoding.sampling import apply_pointwise
 from ..engines.base import Prompt, Runner, Saved
 from ..lookahead.base import DraftStep
-from ..tensors import argmax
+from ..tensors import argmax, probability
 from .base import Decide, Draft, RowDraft
 
 if TYPE_CHECKING:
@@ -154,9 +154,7 @@ class ModelDrafter:
         logits = self._process(logits, rows, drafts)
         tokens = argmax(logits)
         if not any(row.pipeline.sampling for row in rows):
-            scores = logits.float()
-            best = scores.gather(-1, tokens[:, None]).squeeze(-1)
-            top = (best - scores.logsumexp(-1)).exp()
+            top = probability(logits, tokens)
             return tokens, None, DraftStep(index, tokens, top, top, logits)
         probabilities = logits.float().softmax(-1)
         sampling = [
