@@ -1,0 +1,1 @@
+"""Benchmarks: tasks, systems side by side, metrics, and the report."""
