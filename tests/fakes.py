@@ -17,7 +17,7 @@ from biglittle.engines.base import Limits, Prompt, Saved
 from biglittle.engines.timing import Stopwatch
 from biglittle.lookahead import DraftStep
 from biglittle.policy import PolicyLike, parse_policy
-from biglittle.results import Result
+from biglittle.results import Result, Round
 
 Script = Callable[[tuple[int, ...]], Tensor]
 """Logits [vocab] float64 after a prefix."""
@@ -189,11 +189,14 @@ class ScriptedDrafter:
             for row, budget in zip(rows, budgets, strict=True)
         ]
         drafts = [RowDraft([], [], open=bool(plan)) for plan in plans]
+        before: list[Tensor] = []
         for index in range(max(map(len, plans), default=0)):
             now = [plan[index] if index < len(plan) else (0, 1.0) for plan in plans]
             tokens = torch.tensor([token for token, _ in now])
             sure = torch.tensor([confidence for _, confidence in now])
-            decisions = decide(DraftStep(index, tokens, sure, sure, None)).tolist()
+            step = DraftStep(index, tokens, sure, sure, None, tuple(before))
+            before.append(sure)
+            decisions = decide(step).tolist()
             for row, draft, plan, (token, confidence), decision in zip(
                 rows, drafts, plans, now, decisions, strict=True
             ):
@@ -244,6 +247,11 @@ def request(
         trace=True,
         **options,
     )
+
+
+def round_of(drafted: int, accepted: int, confidence: float = 0.7) -> Round:
+    """A round whose drafted tokens all had the same confidence."""
+    return Round(drafted, accepted, (confidence,) * drafted, fallback=False)
 
 
 def engine_of(target: ScriptedRunner, drafter: Drafter | None, tokenizer: Any = None) -> Engine:

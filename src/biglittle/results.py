@@ -47,7 +47,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one row, for traces."""
+    """One round of one row: for traces, and what lookahead rules learn from."""
 
     drafted: int
     accepted: int
@@ -55,6 +55,11 @@ class Round:
     """The draft's probability of each drafted token."""
     fallback: bool
     """Whether the draft gave up the last position."""
+
+    @property
+    def predicted(self) -> int:
+        """Tokens that the draft predicted, one that it gave up included."""
+        return self.drafted + self.fallback
 
 
 @dataclass(slots=True)

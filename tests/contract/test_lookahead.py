@@ -10,12 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes import Markov, ScriptedRunner, engine_of, request, run
+from tests.fakes import Markov, ScriptedRunner, engine_of, request, round_of, run
 
 from biglittle import Policy, parse_policy
 from biglittle.drafters import ModelDrafter, PromptLookupDrafter
 from biglittle.lookahead import Decision, DraftStep, Lookahead
 from biglittle.policy import lookahead_names
+from biglittle.results import Round
 
 VOCAB, NEW = 19, 30
 
@@ -38,20 +39,24 @@ every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.nam
 def make_step(rows: int, index: int, seed: int, *, with_logits: bool = True) -> DraftStep:
     """A step as a drafter makes it, of rows that are more and less sure."""
     generator = torch.Generator().manual_seed(seed)
+    before = tuple(torch.rand(rows, generator=generator) for _ in range(index))
     scale = 6 * torch.rand(rows, 1, generator=generator)
     logits = scale * torch.randn(rows, VOCAB, generator=generator)
     probabilities = logits.softmax(-1)
     tokens = torch.multinomial(probabilities, 1, generator=generator)
     if not with_logits:
-        return DraftStep(index, tokens[:, 0], torch.ones(rows), torch.ones(rows), None)
+        return DraftStep(index, tokens[:, 0], torch.ones(rows), torch.ones(rows), None, before)
     confidence = probabilities.gather(-1, tokens)[:, 0]
-    return DraftStep(index, tokens[:, 0], confidence, probabilities.amax(-1), logits)
+    return DraftStep(index, tokens[:, 0], confidence, probabilities.amax(-1), logits, before)
 
 
 def row_of(step: DraftStep, rows: Sequence[int]) -> DraftStep:
     """The step of some of its rows alone."""
     logits = None if step.logits is None else step.logits[rows]
-    return DraftStep(step.index, step.tokens[rows], step.confidence[rows], step.top[rows], logits)
+    before = tuple(earlier[rows] for earlier in step.before)
+    return DraftStep(
+        step.index, step.tokens[rows], step.confidence[rows], step.top[rows], logits, before
+    )
 
 
 def test_there_are_rules() -> None:
@@ -72,24 +77,29 @@ def test_rules_are_frozen_values(rule: Lookahead) -> None:
         rule.tokens = 2
 
 
-HISTORY = st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=12)
+HISTORY = st.lists(
+    st.tuples(st.integers(0, 8), st.integers(0, 8), st.floats(0, 1), st.booleans()), max_size=12
+)
 
 
 @every_rule
 @given(history=HISTORY)
 def test_budgets_are_bounded_and_states_are_values(
-    rule: Lookahead, history: list[tuple[int, int]]
+    rule: Lookahead, history: list[tuple[int, int, float, bool]]
 ) -> None:
     state, again = rule.initial(), rule.initial()
     assert state == again
-    for drafted, accepted in history:
-        assert 0 <= rule.budget(state) <= rule.tokens
-        drafted = min(drafted, rule.budget(state))
+    for drafted, accepted, confidence, fallback in history:
+        budget = rule.budget(state)
+        assert 0 <= budget <= rule.tokens
+        drafted = min(drafted, budget)
         accepted = min(accepted, drafted)
+        fallback &= drafted < budget
+        seen = Round(drafted, accepted, (confidence,) * drafted, fallback)
         before = copy.deepcopy(state)
-        after = rule.observe(state, drafted, accepted)
+        after = rule.observe(state, seen)
         assert state == before  # a state is not changed in place
-        assert after == rule.observe(copy.deepcopy(before), drafted, accepted)
+        assert after == rule.observe(copy.deepcopy(before), seen)
         state = after
     assert 0 <= rule.budget(state) <= rule.tokens
     assert rule.initial() == again  # whatever was observed
@@ -101,7 +111,7 @@ def test_a_row_that_goes_on_drafting_gets_a_budget(rule: Lookahead) -> None:
     state = rule.initial()
     for _ in range(20):
         assert rule.budget(state) >= 1
-        state = rule.observe(state, rule.budget(state), rule.budget(state))
+        state = rule.observe(state, round_of(rule.budget(state), rule.budget(state)))
 
 
 @every_rule

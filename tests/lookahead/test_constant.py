@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tests.fakes import round_of
 
 from biglittle import PolicyError
 from biglittle.lookahead import Constant, Decision, DraftStep
@@ -14,7 +15,7 @@ def test_never_stops_by_itself(index: int) -> None:
 
 def test_the_budget_is_the_window() -> None:
     rule = Constant(7)
-    state = rule.observe(rule.initial(), 7, 0)
+    state = rule.observe(rule.initial(), round_of(7, 0))
     assert rule.budget(state) == 7
     assert Constant().tokens == 5  # γ of the papers
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from tests.fakes import round_of
 
 from biglittle import PolicyError
 from biglittle.lookahead import Decision, DraftStep, Heuristic
@@ -19,7 +20,7 @@ from biglittle.lookahead import Decision, DraftStep, Heuristic
     ],
 )
 def test_two_more_or_one_less(state: int, drafted: int, accepted: int, after: int) -> None:
-    assert Heuristic(tokens=20).observe(state, drafted, accepted) == after
+    assert Heuristic(tokens=20).observe(state, round_of(drafted, accepted)) == after
 
 
 def test_a_row_starts_from_start() -> None:
@@ -34,7 +35,7 @@ def test_a_sequence_of_rounds() -> None:
     budgets, state = [], rule.initial()
     for success in (True, True, False, False, False, False, False, False, True):
         budgets.append(rule.budget(state))
-        state = rule.observe(state, budgets[-1], budgets[-1] if success else 0)
+        state = rule.observe(state, round_of(budgets[-1], budgets[-1] if success else 0))
     assert [*budgets, rule.budget(state)] == [2, 4, 6, 5, 4, 3, 2, 1, 1, 3]
 
 

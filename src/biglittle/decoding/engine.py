@@ -140,19 +140,17 @@ class Engine:
         for index, (row, part, ruling) in enumerate(
             zip(self.rows, draft.rows, rulings, strict=True)
         ):
-            self._count(row, part, ruling, verified=logits is not None)
+            seen = self._count(row, part, ruling, verified=logits is not None)
             emitted = self._emit(row, part, ruling, None if logits is None else logits[index])
-            drafted = len(part.ids)
             row.stats.accepted += min(ruling.accepted, emitted)
-            row.hold = ruling.accepted < drafted and row.acceptance.after_rollback == "target"
+            row.hold = seen.accepted < seen.drafted and row.acceptance.after_rollback == "target"
             if row.lookahead is not None:
-                state = row.lookahead_state
-                row.lookahead_state = row.lookahead.observe(state, drafted, ruling.accepted)
+                row.lookahead_state = row.lookahead.observe(row.lookahead_state, seen)
             if ruling.error is not None and not row.finished:
                 row.fail(ruling.error)
 
     @staticmethod
-    def _count(row: Row, part: RowDraft, ruling: Ruling, *, verified: bool) -> None:
+    def _count(row: Row, part: RowDraft, ruling: Ruling, *, verified: bool) -> Round:
         stats = row.stats
         stats.rounds += 1
         stats.target_passes += verified
@@ -161,10 +159,10 @@ class Engine:
         stats.drafted += len(part.ids)
         stats.fallbacks += part.dropped
         stats.rollbacks += ruling.error is None and ruling.accepted < len(part.ids)
+        seen = Round(len(part.ids), ruling.accepted, tuple(part.confidence), part.dropped)
         if row.request.trace:
-            row.trace.append(
-                Round(len(part.ids), ruling.accepted, tuple(part.confidence), part.dropped)
-            )
+            row.trace.append(seen)
+        return seen
 
     def _emit(self, row: Row, part: RowDraft, ruling: Ruling, logits: Tensor | None) -> int:
         """Commit a row's tokens one by one until it ends; how many were committed."""

@@ -92,15 +92,17 @@ class ModelDrafter:
         drafts = [RowDraft([], [], open=budget > 0) for budget in budgets]
         keep_q = any(row.pipeline.sampling and row.acceptance.needs_q for row in rows)
         q: list[Tensor] = []
+        before: list[Tensor] = []
         feed = self._unread(rows, drafts)
         for index in range(max(budgets, default=0)):
             logits = self._read(feed, drafts)
-            tokens, probabilities, step = self._choose(index, logits, rows, drafts)
+            step, probabilities = self._choose(logits, rows, drafts, tuple(before))
             decisions = decide(step)
+            before.append(step.confidence)
             if keep_q and probabilities is not None:
                 q.append(probabilities)
             # The one synchronisation of a drafted token.
-            told = torch.stack([tokens.double(), decisions.double(), step.confidence.double()])
+            told = torch.stack([step.tokens.double(), decisions.double(), step.confidence.double()])
             for i, (token, decision, confidence) in enumerate(told.T.tolist()):
                 if drafts[i].open:
                     last = index + 1 >= budgets[i] or int(token) in rows[i].request.eos_ids
@@ -148,14 +150,18 @@ class ModelDrafter:
         return self.runner.forward(tokens, [len(tokens) for tokens in feed], last=True)
 
     def _choose(
-        self, index: int, logits: Tensor, rows: Sequence[Row], drafts: Sequence[RowDraft]
-    ) -> tuple[Tensor, Tensor | None, DraftStep]:
-        """Tokens [rows], their distributions if any row samples, and what the lookahead sees."""
+        self,
+        logits: Tensor,
+        rows: Sequence[Row],
+        drafts: Sequence[RowDraft],
+        before: tuple[Tensor, ...],
+    ) -> tuple[DraftStep, Tensor | None]:
+        """The next token of every row, and the distributions [rows, vocab] if any row samples."""
         logits = self._process(logits, rows, drafts)
         tokens = argmax(logits)
         if not any(row.pipeline.sampling for row in rows):
             top = probability(logits, tokens)
-            return tokens, None, DraftStep(index, tokens, top, top, logits)
+            return DraftStep(len(before), tokens, top, top, logits, before), None
         probabilities = logits.float().softmax(-1)
         sampling = [
             row.pipeline.sampling and draft.open for row, draft in zip(rows, drafts, strict=True)
@@ -171,7 +177,8 @@ class ModelDrafter:
         tokens = torch.where(possible, drawn, tokens)
         confidence = probabilities.gather(-1, tokens[:, None]).squeeze(-1)
         top = probabilities.amax(-1)
-        return tokens, probabilities, DraftStep(index, tokens, confidence, top, logits)
+        step = DraftStep(len(before), tokens, confidence, top, logits, before)
+        return step, probabilities
 
     def _process(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[RowDraft]) -> Tensor:
         """The rows' own processors, but for the user's, which see accepted prefixes only."""

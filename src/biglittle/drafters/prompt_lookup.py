@@ -66,7 +66,9 @@ class PromptLookupDrafter:
             if not any(draft.open for draft in drafts):
                 break
             tokens = [ids[index] if index < len(ids) else 0 for ids in found]
-            decisions = decide(DraftStep(index, torch.tensor(tokens), sure, sure, None)).tolist()
+            before = (sure,) * index
+            step = DraftStep(index, torch.tensor(tokens), sure, sure, None, before)
+            decisions = decide(step).tolist()
             for i, draft in enumerate(drafts):
                 if draft.open:
                     last = index + 1 == len(found[i])

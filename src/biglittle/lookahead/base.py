@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PolicyError
+from ..results import Round
 
 __all__ = [
     "Decision",
@@ -48,6 +49,17 @@ class DraftStep:
     """The draft's largest probability, [rows] float32."""
     logits: Tensor | None
     """The draft's processed logits, [rows, vocab]; None for drafts without a distribution."""
+    before: tuple[Tensor, ...] = ()
+    """`confidence` of the window's earlier tokens, in order."""
+
+    def uncertainty(self, k: int) -> tuple[Tensor, Tensor]:
+        """The draft's `k` largest probabilities, largest first, [rows, k] float32, and the entropy
+        of its whole distribution in nats, [rows] float32."""
+        if self.logits is None:
+            sure = torch.zeros(len(self.top), k)
+            sure[:, 0] = self.top
+            return sure, torch.zeros(len(self.top))
+        return uncertainty(self.logits, k)
 
 
 class Lookahead(ABC):
@@ -72,9 +84,19 @@ class Lookahead(ABC):
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """A `Decision` for every row of the step, [rows] int8. Must not depend on other rows."""
 
-    def observe(self, state: Any, drafted: int, accepted: int) -> Any:
-        """The state after a round in which `accepted` of `drafted` tokens were accepted."""
+    def observe(self, state: Any, seen: Round) -> Any:
+        """The state after a round; one in which nothing was drafted is a round, too."""
         return state
+
+
+def uncertainty(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` largest probabilities of logits [rows, vocab], largest first, [rows, k] float32, and
+    the entropy in nats, [rows] float32."""
+    logprobs = logits.float().log_softmax(-1)
+    probabilities = logprobs.exp()
+    top = probabilities.topk(min(k, logits.shape[-1])).values
+    top = torch.nn.functional.pad(top, (0, k - top.shape[-1]))
+    return top, torch.special.entr(probabilities).sum(-1)
 
 
 def keep_below(values: Tensor, threshold: float, decision: Decision) -> Tensor:

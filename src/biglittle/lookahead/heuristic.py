@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from ..results import Round
 from .base import Decision, DraftStep, Lookahead, check_probability, check_tokens, keep_below
 
 __all__ = ["Heuristic"]
@@ -47,9 +48,9 @@ class Heuristic(Lookahead):
         """Go on until the budget is spent, or after a token below the threshold."""
         return keep_below(step.confidence, self.threshold, Decision.KEEP)
 
-    def observe(self, state: Any, drafted: int, accepted: int) -> int:
+    def observe(self, state: Any, seen: Round) -> int:
         """γ for the next round."""
         gamma = int(state)
-        if not drafted:
+        if not seen.drafted:
             return gamma
-        return min(gamma + 2, self.tokens) if accepted == drafted else max(gamma - 1, 1)
+        return min(gamma + 2, self.tokens) if seen.accepted == seen.drafted else max(gamma - 1, 1)
