@@ -13,7 +13,7 @@ from tests.reports.helpers import text_model
 from biglittle import Pair, ParameterError
 from biglittle.costs import Costs, measure_costs
 
-COSTS = Costs(0.25, (1, 2, 4, 8), (1.0, 1.5, 1.5, 3.5))
+COSTS = Costs(0.25, (1, 2, 4, 8), (1.0, 1.5, 1.5, 3.5), 0.125, 2.0, 256)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_json_there_and_back() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [{}, {"draft": "x", "widths": [1], "seconds": [1]}, {**COSTS.as_dict(), "widths": 3}],
+    [{}, {**COSTS.as_dict(), "draft": "x"}, {**COSTS.as_dict(), "widths": 3}],
 )
 def test_something_else_is_refused(data: Any) -> None:
     with pytest.raises(ParameterError, match="costs"):
@@ -63,6 +63,12 @@ def test_impossible_tables(draft: float, widths: Any, seconds: Any) -> None:
         Costs(draft, widths, seconds)
 
 
+@pytest.mark.parametrize(("catch_up", "reading"), [(-1.0, 0.0), (0.0, -1.0)])
+def test_impossible_seconds(catch_up: float, reading: float) -> None:
+    with pytest.raises(ParameterError, match="costs"):
+        Costs(0.1, (1,), (1.0,), catch_up, reading)
+
+
 def measured(pair: Pair, **options: Any) -> Costs:
     return measure_costs(pair, context=20, widths=(1, 2, 5), repeats=1, **options)
 
@@ -73,7 +79,10 @@ def test_any_drafter(draft: str | None) -> None:
     pair = Pair(big, build("qwen2", seed=1) if draft == "model" else draft)
     costs = measured(pair)
     assert costs.widths == (1, 2, 5)
-    assert (costs.draft > 0) == (draft not in ("prompt-lookup", None))
+    modelled = draft not in ("prompt-lookup", None)
+    assert (costs.draft > 0) == modelled
+    assert (costs.reading > 0) == modelled
+    assert costs.context == 20
 
 
 def test_the_text_of_a_pair_with_a_tokenizer() -> None:
@@ -96,6 +105,7 @@ def test_audio_needs_a_prompt() -> None:
 
 def test_widths_that_do_not_fit_are_left_out() -> None:
     costs = measure_costs(Pair(build("llama")), context=1000, widths=(1, 127, 128), repeats=1)
+    assert costs.context == 128
     assert costs.widths == (1, 127)  # half of 256 tokens is for the rounds
 
 

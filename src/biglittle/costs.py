@@ -43,7 +43,8 @@ upright hand, with a remark here and there about the weather.
 class Costs:
     """Seconds of the passes of one row, the loop's own work included.
 
-    A round that drafts k tokens costs k draft steps and `verify(k + 1)`.
+    A round that drafts k tokens costs k draft steps and `verify(k + 1)`; and, where the draft has
+    more than one token to catch up with, `catch_up` for each of the others.
     """
 
     draft: float
@@ -52,6 +53,13 @@ class Costs:
     """Tokens of the target's passes that were measured, ascending; the first is 1."""
     seconds: tuple[float, ...]
     """A round with a pass of each width, without its drafting; does not fall with the width."""
+    catch_up: float = 0.0
+    """What one more token to read adds to a draft step: after a round whose tokens were all
+    accepted, there is one that the draft has not read."""
+    reading: float = 0.0
+    """The draft's reading of a prompt of `context` tokens."""
+    context: int = 0
+    """Tokens in the cache."""
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in itertools.pairwise(self.widths))
@@ -62,7 +70,8 @@ class Costs:
                 f"costs: seconds={self.seconds!r} must be as many as the {len(self.widths)} widths"
             )
         falling = any(a > b for a, b in itertools.pairwise(self.seconds))
-        if falling or not self.seconds[0] > 0 or not self.draft >= 0:
+        least = min(self.draft, self.catch_up, self.reading)
+        if falling or not self.seconds[0] > 0 or not least >= 0:
             raise ParameterError("costs: seconds must be positive and not fall with the width")
 
     @property
@@ -84,7 +93,7 @@ class Costs:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {"draft": self.draft, "widths": list(self.widths), "seconds": list(self.seconds)}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Costs:
@@ -98,6 +107,9 @@ class Costs:
                 float(data["draft"]),
                 tuple(map(int, data["widths"])),
                 tuple(map(float, data["seconds"])),
+                float(data["catch_up"]),
+                float(data["reading"]),
+                int(data["context"]),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise ParameterError(f"costs: not what was measured: {cause}") from cause
@@ -134,17 +146,19 @@ def measure_costs(
     Costs(0.0, tuple(widths), (1.0,) * len(widths))  # refuses widths before any work starts
     meter = _Meter(pair, prompt, context)
     widths = [width for width in widths if width < meter.room]
-    turns: list[tuple[float, list[float]]] = []
+    turns: list[list[float]] = []
     for turn in range(repeats + 1):
-        turns.append((meter.draft_step(), [meter.round(width) for width in widths]))
+        turns.append([*meter.draft_step(), *map(meter.round, widths)])
         if progress is not None:
             progress(turn + 1, repeats + 1)
-    drafts, rounds = zip(*turns[1:], strict=True)
-    seconds = map(statistics.median, zip(*rounds, strict=True))
+    draft, catch_up, *seconds = map(statistics.median, zip(*turns[1:], strict=True))
     return Costs(
-        statistics.median(drafts),
+        draft,
         tuple(widths),
         tuple(itertools.accumulate(seconds, max)),
+        max(0.0, catch_up),
+        min(meter.readings, default=0.0),
+        meter.context,
     )
 
 
@@ -195,8 +209,11 @@ class _Meter:
         limit = min((limit for limit in limits if limit is not None), default=context + ROOM)
         self.room = min(ROOM, limit // 2)
         text, self._request = self._start(pair, prompt, min(context, limit - self.room))
+        self.context = len(self._request.prompt.tokens)
         self._engine.drafter = self._forced = _Forced(text)
         self._row: Row | None = None
+        self.readings: list[float] = []
+        """Seconds of the drafter's readings of the prompt."""
 
     def _start(
         self, pair: Pair, prompt: PromptLike | None, context: int
@@ -230,22 +247,26 @@ class _Meter:
         return time.perf_counter() - started
 
     @torch.inference_mode()
-    def draft_step(self) -> float:
-        """Seconds of one step of the pair's own drafter; 0 where that is no model."""
+    def draft_step(self) -> tuple[float, float]:
+        """Seconds of one step of the pair's own drafter, and what a second token to read adds to
+        one; 0 where it is no model."""
         row = self._ready(1)
         if self._drafter is None:
-            return 0.0
+            return 0.0, 0.0
         self._draft(row, 1)  # catches up with what the target wrote meanwhile
-        started = time.perf_counter()
-        passes = self._draft(row, STEPS)
-        return (time.perf_counter() - started) / max(1, passes)  # 0: a token that it cannot read
+        several = self._draft(row, STEPS)
+        one = self._draft(row, 1)
+        self._drafter.truncate([len(row.tokens) - 2])
+        return several, self._draft(row, 1) - one
 
-    def _draft(self, row: Row, count: int) -> int:
-        """Draft and take it back; the passes that it took."""
+    def _draft(self, row: Row, count: int) -> float:
+        """Draft and take it back; seconds a pass."""
         assert self._drafter is not None
+        started = time.perf_counter()
         draft = self._drafter.propose([row], [count], _go_on)
+        seconds = time.perf_counter() - started
         self._drafter.truncate([len(row.tokens) - 1])
-        return draft.rows[0].passes
+        return seconds / max(1, draft.rows[0].passes)  # none for a token that it cannot read
 
     def _ready(self, width: int) -> Row:
         """The row, a new one if the last has no room for a pass of that width."""
@@ -259,7 +280,10 @@ class _Meter:
         self._row = row = self._engine.admit(self._request)
         self._engine.step()
         if self._drafter is not None:
-            self._drafter.admit(row)
+            started = time.perf_counter()
+            with torch.inference_mode():
+                self._drafter.admit(row)
+            self.readings.append(time.perf_counter() - started)
         return row
 
 
