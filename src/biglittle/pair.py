@@ -204,6 +204,11 @@ class Pair:
         return getattr(self._draft, "model", self._draft)
 
     @property
+    def draft_name(self) -> str:
+        """What drafts, for reports: a model's name, "prompt-lookup:ngram=3", …; "None" without."""
+        return str(self._spec) if self._draft is None else self._draft.name
+
+    @property
     def summary(self) -> str:
         """How the models run, e.g. "bfloat16 on cpu": for reports."""
         parts = [self._target.summary]

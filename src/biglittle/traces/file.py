@@ -1,0 +1,165 @@
+"""The trace file: a header line, then a line a prompt, JSON each; arrays as base64 of raw bytes.
+
+A line is complete when it ends with a newline. What a killed run left unfinished is the last line,
+which is cut off when recording goes on.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import ParameterError
+from .base import VERSION, Header, Proposals, Trace, Traces, header_fields
+
+__all__ = ["Writer", "read_traces"]
+
+FORMAT = "biglittle-traces"
+RECORD = "`biglittle trace` records a new one"
+
+
+def read_traces(path: str | Path) -> Traces:
+    """Read a trace file; an unfinished last line is left out.
+
+    Raises:
+        ParameterError: The file is missing, is no trace file, of another version, or damaged.
+    """
+    path = Path(path)
+    lines = _lines(path)
+    if not lines:
+        raise ParameterError(f"{path}: no trace file, or one without its first line; {RECORD}")
+    header = _header(path, lines[0])
+    traces = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            traces.append(_trace(json.loads(line), header.top))
+        except (ValueError, KeyError, TypeError, binascii.Error) as error:
+            raise ParameterError(
+                f"{path}, line {number}: damaged ({type(error).__name__}); {RECORD}"
+            ) from None
+    return Traces(header, tuple(traces))
+
+
+class Writer:
+    """Appends traces to a file.
+
+    Goes on with a file that is there, if it is of the same header.
+
+    Raises:
+        ParameterError: The file holds something else.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        self.done: dict[str, Trace] = {}
+        lines = _lines(path) if path.exists() and path.stat().st_size else []
+        if lines:
+            found = read_traces(path)
+            _check_same(path, found.header, header)
+            self.done = {trace.key: trace for trace in found}
+            whole = sum(len(line) + 1 for line in lines)
+            with path.open("r+b") as file:
+                file.truncate(whole)
+            return
+        if path.exists() and path.stat().st_size:
+            raise ParameterError(f"{path}: no trace file; give another name")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_line({"format": FORMAT, **asdict(header)}))
+        except OSError as error:
+            raise ParameterError(f"{path}: cannot be written ({error.strerror})") from None
+
+    def add(self, trace: Trace) -> None:
+        """Append a trace; it is on the disk when this returns."""
+        with self.path.open("ab") as file:
+            file.write(_line(_plain(trace)))
+        self.done[trace.key] = trace
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The complete lines of a file."""
+    try:
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+    except OSError as error:
+        raise ParameterError(f"{path}: cannot be read ({error.strerror}); {RECORD}") from None
+    return whole.split(b"\n") if whole else []
+
+
+def _header(path: Path, line: bytes) -> Header:
+    try:
+        data = json.loads(line)
+        known = data.pop("format") == FORMAT
+    except (ValueError, KeyError, AttributeError, TypeError):
+        known = False
+    if not known:
+        raise ParameterError(f"{path}: no trace file; {RECORD}")
+    if data.get("version") != VERSION:
+        raise ParameterError(
+            f"{path}: a trace file of version {data.get('version')}, and this program reads "
+            f"version {VERSION}; {RECORD}"
+        )
+    if set(data) != header_fields():
+        raise ParameterError(f"{path}, line 1: damaged; {RECORD}")
+    return Header(**data)
+
+
+def _check_same(path: Path, found: Header, wanted: Header) -> None:
+    for name in header_fields():
+        theirs, ours = getattr(found, name), getattr(wanted, name)
+        if theirs != ours:
+            raise ParameterError(
+                f"{path} was recorded with {name} {theirs!r}, and now it is {ours!r}; "
+                "give another name, or remove the file"
+            )
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+
+
+def _plain(trace: Trace) -> dict[str, Any]:
+    return {
+        "key": trace.key,
+        "prompt": list(trace.prompt),
+        "tokens": list(trace.tokens),
+        "limit": trace.limit,
+        "readable": trace.readable,
+        "context": trace.context,
+        "chain": _pack(trace.chain),
+        "branches": {str(position): _pack(part) for position, part in trace.branches.items()},
+    }
+
+
+def _trace(data: dict[str, Any], top: int) -> Trace:
+    return Trace(
+        prompt=tuple(data["prompt"]),
+        key=data["key"],
+        tokens=tuple(data["tokens"]),
+        limit=data["limit"],
+        readable=data["readable"],
+        context=data["context"],
+        chain=_unpack(data["chain"], top),
+        branches={int(at): _unpack(part, top) for at, part in data["branches"].items()},
+    )
+
+
+def _pack(part: Proposals) -> list[str]:
+    arrays: list[npt.NDArray[Any]] = [part.tokens, part.confidence, part.top, part.entropy]
+    return [base64.b64encode(np.ascontiguousarray(array).tobytes()).decode() for array in arrays]
+
+
+def _unpack(texts: list[str], top: int) -> Proposals:
+    tokens, confidence, best, entropy = (base64.b64decode(text, validate=True) for text in texts)
+    return Proposals(
+        np.frombuffer(tokens, np.int32),
+        np.frombuffer(confidence, np.float32),
+        np.frombuffer(best, np.float32).reshape(-1, top),
+        np.frombuffer(entropy, np.float32),
+    )
