@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import BiglittleError, RowError
-from . import chat, convert, demo, doctor, generate, models
+from . import bench, chat, convert, demo, diagnose, doctor, generate, models
 from .options import in_options, with_groups
 from .screen import complain
 
@@ -106,6 +106,8 @@ def root(
 app.command(epilog=generate.EPILOG)(with_groups(generate.generate))
 app.command(epilog=chat.EPILOG)(with_groups(chat.chat))
 app.command(epilog=demo.EPILOG)(with_groups(demo.demo))
+app.command(epilog=diagnose.EPILOG)(with_groups(diagnose.diagnose))
+app.command(epilog=bench.EPILOG)(with_groups(bench.bench))
 app.command(epilog=convert.EPILOG)(convert.convert)
 app.command()(doctor.doctor)
 app.add_typer(models.app, name="models")

@@ -1,0 +1,25 @@
+"""Will it help? A pair measured on this machine, and the speed of every policy predicted.
+
+`diagnose` times passes, records traces, replays hundreds of settings on them, and says what to
+use, or that speculation does not pay.
+"""
+
+from .advice import Advice
+from .agreement import Agreement, Bin
+from .diagnosis import Diagnosis, TaskShare, diagnose
+from .predict import Prediction
+from .profile import Profile
+from .prompts import BuiltInPrompt, builtin_prompts
+
+__all__ = [
+    "Advice",
+    "Agreement",
+    "Bin",
+    "BuiltInPrompt",
+    "Diagnosis",
+    "Prediction",
+    "Profile",
+    "TaskShare",
+    "builtin_prompts",
+    "diagnose",
+]
