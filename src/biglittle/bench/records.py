@@ -122,17 +122,24 @@ class Log:
     """
 
     def __init__(self, path: Path, header: Header) -> None:
-        self.path = path
+        self.path, self.header = path, header
+        self.records: dict[tuple[str, str, str], Record] = {}
+        self.differences: dict[tuple[str, str, str], Difference] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists() or not _mend(path):
-                path.write_text(_line("header", asdict(header) | NAME), encoding="utf8")
+            self._begun = path.exists() and _mend(path)
         except OSError as cause:
             raise ParameterError(f"cannot write {path}: {cause.strerror}") from cause
-        found = read_log(path)
-        found.header.check(header, path)
-        self.records = {record.key: record for record in found.records}
-        self.differences = {difference.key: difference for difference in found.differences}
+        if self._begun:
+            found = self.recorded
+            found.header.check(header, path)
+            self.records = {record.key: record for record in found.records}
+            self.differences = {difference.key: difference for difference in found.differences}
+
+    @property
+    def recorded(self) -> Recorded:
+        """What the file holds."""
+        return read_log(self.path)
 
     def add(self, record: Record) -> None:
         """Keep a result."""
@@ -145,8 +152,14 @@ class Log:
         self._write("difference", difference)
 
     def _write(self, kind: str, item: Record | Difference) -> None:
+        lines = _line(kind, asdict(item))
+        if (
+            not self._begun
+        ):  # a file begins with its first result: a run that is refused leaves none
+            lines = _line("header", asdict(self.header) | NAME) + lines
+            self._begun = True
         with self.path.open("a", encoding="utf8") as file:
-            file.write(_line(kind, asdict(item)))
+            file.write(lines)
 
 
 NAME = {"format": KIND, "version": VERSION}

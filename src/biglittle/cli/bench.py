@@ -1,0 +1,494 @@
+"""`biglittle bench`: policies side by side on your machine and your prompts, with a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import ParameterError
+from .loading import load_pair, quiet_libraries
+from .options import ModelOptions
+from .screen import Screen, first_interrupt, plural
+
+if TYPE_CHECKING:
+    from ..bench.compare import SideBySide
+    from ..bench.records import Header
+    from ..bench.runner import Bench
+    from ..bench.summary import Row, Summary
+    from ..bench.systems import System
+    from ..bench.tasks import Task
+    from ..pair import Pair
+    from ..policy import Policy
+
+__all__ = ["bench"]
+
+EPILOG = """
+**Examples**
+
+`biglittle bench` – the default pair, the built-in prompts, the lossless policies
+
+`biglittle bench -t ./big -d ./little --task prompts.txt --limit 20`
+
+`biglittle bench --task HumanEval.jsonl --run-code -p dynamic -p bild:fallback=0.6,rollback=3`
+
+`biglittle bench --source test.de --reference test.en --template "Translate to English: {source}"`
+
+`biglittle bench --task question.jsonl --peers --out spec-bench`
+
+`biglittle bench --compare before/summary.json after/summary.json`
+
+**What it does.** Every example runs through plain decoding and through every policy, one after
+another in turning order, so that a slow moment of the machine meets all alike. Results are kept as
+they come: a run that was stopped goes on when the same command is given again. In the folder of
+`--out` are then `report.html` (open it in a browser), `summary.json`, `summary.csv` and
+`results.jsonl` with every answer.
+"""
+
+LOSSLESS = ("dynamic", "static:tokens=5", "heuristic")
+PACKAGES = ("scipy", "jinja2", "matplotlib")
+_TASKS: Any = {"rich_help_panel": "Tasks"}
+_RUN: Any = {"rich_help_panel": "Run"}
+_OUTPUT: Any = {"rich_help_panel": "Output"}
+
+
+def bench(
+    *,
+    models: ModelOptions,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            "-p",
+            metavar="POLICY",
+            help="A policy to set beside plain decoding; repeatable. Default: "
+            f"{', '.join(LOSSLESS)}.",
+            show_default=False,
+            rich_help_panel="Run",
+        ),
+    ] = None,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Run transformers' own generation beside it, on the same models: plain, assisted "
+            "(constant, heuristic, dynamic) and prompt lookup.",
+            **_RUN,
+        ),
+    ] = False,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-m", min=1, help="Of every answer.", **_RUN)
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="0 is greedy; above 0 samples.", **_RUN)
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="For sampling.", **_RUN)] = 0,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="What to ask: a text file with a prompt a line, JSONL with prompts or turns (and "
+            "references), Spec-Bench questions, HumanEval or MBPP; or a data set of the hub: "
+            "wmt14, iwslt2017, xsum, cnn_dailymail, mbpp, alpaca. Repeatable. Default: "
+            "built-in prompts.",
+            show_default=False,
+            **_TASKS,
+        ),
+    ] = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            help="Of the tasks' files: text, jsonl, spec-bench, humaneval, mbpp; auto looks at "
+            "their beginning.",
+            **_TASKS,
+        ),
+    ] = "auto",
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Texts to translate, a line each, measured with BLEU and chrF; needs --reference.",
+            **_TASKS,
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Their translations.", **_TASKS)
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="The prompt around a text, with {source} in its place.", **_TASKS
+        ),
+    ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Put prompts into the model's chat template, or not. Default: as the format has "
+            "it.",
+            show_default=False,
+            **_TASKS,
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the first so many examples of every task.", **_TASKS),
+    ] = None,
+    run_code: Annotated[
+        bool,
+        typer.Option(
+            "--run-code",
+            help="Run the programs that the models write, with their tests, for pass@1. They run "
+            "in processes with limits on time, memory and network, which is no sandbox.",
+            **_TASKS,
+        ),
+    ] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where results and the report go. With results of the same run, it goes on there.",
+            **_OUTPUT,
+        ),
+    ] = Path("bench"),
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="A B",
+            help="Measure nothing: set two runs' summary.json side by side.",
+            show_default=False,
+            **_OUTPUT,
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Nothing on standard error but errors.", **_OUTPUT),
+    ] = False,
+) -> None:
+    """Measure policies side by side, and write a report.
+
+    Speed-ups come with 95 % confidence intervals, quality with the task's metrics, and a lossless
+    policy's output is checked against the target's own, token by token.
+    """
+    screen = Screen(quiet=quiet)
+    need_packages()
+    if compare is not None:
+        show_comparison(*compare, screen)
+        return
+    if (source is None) != (reference is None):
+        raise ParameterError("--source and --reference go together: a text and its translation")
+    with screen.status("starting"):
+        quiet_libraries()
+        policies = chosen_policies(policy, models)
+        asked = read(task or [], format, limit, template=template, chat=chat)
+        if source is not None:
+            options = {"reference": reference, "template": template, "chat": chat}
+            asked += read([source], "auto", limit, **options)
+        asked = asked or built_in(limit)
+        check_names(asked)
+    pair = load_pair(models, None, screen)
+    systems = make_systems(pair, policies, models, screen, peers=peers)
+    run = make_run(
+        pair, systems, asked, models, out, max_new_tokens=max_new_tokens, temperature=temperature,
+        seed=seed,
+    )  # fmt: skip
+    note_beforehand(run, policies, run_code, screen)
+    measure(run, screen)
+    summary = conclude(run, models, run_code, screen)
+    show(summary, screen)
+    write(summary, out, screen)
+
+
+def need_packages() -> None:
+    """Refuse before any work what the report could not be made of."""
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is None:
+            raise ParameterError(f"bench needs {name}: pip install 'biglittle[bench]'")
+
+
+def chosen_policies(given: Sequence[str] | None, models: ModelOptions) -> list[Policy]:
+    """Plain decoding, then what was asked for, each once."""
+    from ..matching import parse_draft
+    from ..policy import parse_policy
+
+    drafts = parse_draft(models.drafter).drafts
+    names = list(LOSSLESS if drafts else ()) if given is None else list(given)
+    policies = [parse_policy(name) for name in ["none", *names]]
+    if not drafts and len(policies) > 1:
+        raise ParameterError(
+            f"policy {str(policies[1])!r} needs a draft: give one with --draft, for example "
+            "--draft prompt-lookup"
+        )
+    return list({str(policy): policy for policy in policies}.values())
+
+
+def read(specs: Iterable[str], format: str, limit: int | None, **options: Any) -> list[Task]:
+    """The tasks of files and data sets."""
+    from ..bench.readers import read_tasks
+
+    return [t for spec in specs for t in read_tasks(spec, format=format, limit=limit, **options)]
+
+
+def built_in(limit: int | None) -> list[Task]:
+    """The project's own prompts, a task a kind."""
+    from ..bench.tasks import Example, Task
+    from ..diagnosis.prompts import builtin_prompts
+
+    kinds: dict[str, list[Example]] = {}
+    for prompt in builtin_prompts():
+        examples = kinds.setdefault(prompt.task, [])
+        examples.append(Example(str(len(examples)), (prompt.text,), chat=True))
+    return [Task(kind, tuple(examples[:limit])) for kind, examples in kinds.items()]
+
+
+def check_names(tasks: Sequence[Task]) -> None:
+    """Refuse two tasks of one name: their results could not be told apart."""
+    names = [task.name for task in tasks]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ParameterError(f"two tasks are called {twice[0]!r}; rename a file")
+
+
+def make_systems(
+    pair: Pair, policies: Sequence[Policy], models: ModelOptions, screen: Screen, *, peers: bool
+) -> list[System]:
+    """Everything that runs, plain decoding first."""
+    from ..bench.systems import Ours, Peer, as_loaded, peer_names, why_no_peers
+    from ..pair import load
+
+    systems: list[System] = [Ours(pair, policy) for policy in policies]
+    if not peers:
+        return systems
+    if (reason := why_no_peers(pair)) is not None:
+        screen.note(reason, "yellow")
+        return systems
+    theirs = pair
+    if not as_loaded(pair):
+        with screen.status("loading the models once more, as transformers does"):
+            theirs = load(
+                models.target,
+                models.drafter,
+                dtype=models.dtype,
+                device=models.device,
+                draft_dtype=models.draft_dtype,
+                draft_device=models.draft_device,
+                adapter=models.adapter,
+                trust_remote_code=models.trust_remote_code,
+                engine="transformers",
+                pack=False,
+            )
+    return [*systems, *(Peer(theirs, name) for name in peer_names(theirs))]
+
+
+def make_run(
+    pair: Pair,
+    systems: Sequence[System],
+    tasks: Sequence[Task],
+    models: ModelOptions,
+    out: Path,
+    **sampling: Any,
+) -> Bench:
+    """The run, on top of what is in the folder already."""
+    from ..bench.records import Log
+    from ..bench.runner import Bench
+    from ..params import make_params
+
+    header = make_header(pair, systems, tasks, models, sampling)
+    log = Log(out / "results.jsonl", header)
+    return Bench(pair, systems, tasks, make_params(None, sampling), log)
+
+
+def make_header(
+    pair: Pair,
+    systems: Sequence[System],
+    tasks: Sequence[Task],
+    models: ModelOptions,
+    sampling: dict[str, Any],
+) -> Header:
+    """What the numbers depend on."""
+    from ..bench.environment import hardware, versions
+    from ..bench.records import Header
+    from ..bench.runner import data_hash
+
+    given = {
+        field.name: getattr(models, field.name)
+        for field in dataclasses.fields(models)
+        if getattr(models, field.name) != field.default
+    }
+    return Header(
+        settings={
+            **given,
+            "target": models.target,
+            "draft": models.drafter,
+            "precision": pair.summary,
+            "systems": {system.name: system.lossless for system in systems},
+            **sampling,
+        },
+        data={task.name: data_hash(task) for task in tasks},
+        versions=versions(),
+        hardware=hardware(),
+        command=shlex.join(["biglittle", *sys.argv[1:]]),
+    )
+
+
+def note_beforehand(run: Bench, policies: Sequence[Policy], run_code: bool, screen: Screen) -> None:
+    """What a user should know before waiting."""
+    for policy in policies:
+        screen.warn_if_lossy(policy)
+    if run.repeated:
+        screen.note(f"{plural(run.repeated, 'example')} left out: asked before", "yellow")
+    if not run_code and any("pass@1" in task.metrics for task in run.tasks):
+        screen.note("pass@1 is left out: --run-code runs the programs with their tests", "yellow")
+    done = len(run.steps) - len(run.left)
+    if done:
+        screen.note(f"going on: {done} of {len(run.steps)} generations are there already")
+
+
+def measure(run: Bench, screen: Screen) -> None:
+    """Run what is left. The first Ctrl-C ends it after the generation that runs."""
+    left = len(run.left)
+    with first_interrupt() as interrupted, _progress(screen) as bar:
+        watched = bar.add_task("warming up", total=left)
+        for record in run.run():
+            bar.update(watched, description=f"{record.task}: {record.system}", advance=1)
+            if interrupted.is_set():
+                break
+    if interrupted.is_set():
+        screen.note(
+            f"stopped; {plural(len(run.left), 'generation')} left: the same command goes on"
+        )
+        raise typer.Exit(130)
+
+
+def _progress(screen: Screen) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    live = screen.err.is_terminal and not screen.err.quiet
+    return Progress(*columns, console=screen.err, transient=True, disable=not live)
+
+
+def conclude(run: Bench, models: ModelOptions, run_code: bool, screen: Screen) -> Summary:
+    """Look at what differs, and sum up."""
+    from ..bench.operations import shapes_of
+    from ..bench.summary import summarize
+    from ..matching import parse_draft
+
+    with screen.status("looking at differences") as say:
+        for step in run.unexplained:
+            run.explain(step)
+        say("summing up")
+        shapes = shapes_of(run.pair, parse_draft(models.drafter).layers)
+        return summarize(run.log.recorded, run.tasks, shapes=shapes, run_code=run_code)
+
+
+def write(summary: Summary, out: Path, screen: Screen) -> None:
+    """The report and the numbers, as files."""
+    from ..bench.export import write_csv, write_json
+    from ..bench.report import write_report
+
+    with screen.status("drawing"):
+        write_json(summary, out / "summary.json")
+        write_csv(summary, out / "summary.csv")
+        write_report(summary, out / "report.html")
+    screen.note(f"the report: {out / 'report.html'}")
+
+
+# What is shown.
+
+
+def show(summary: Summary, screen: Screen) -> None:
+    """A table a task and one over all, then the result in words."""
+    from ..bench.summary import ALL
+    from ..bench.words import verdict
+
+    for task in dict.fromkeys(row.task for row in summary.rows):
+        rows = [row for row in summary.rows if row.task == task]
+        name = "all tasks" if task == ALL else task
+        screen.out.print(_table(f"{name}, {plural(rows[0].examples, 'example')}", rows))
+    if summary.rows:
+        screen.out.print(Text(verdict(summary), "bold"), soft_wrap=True)
+    if any(not difference.near_tie for difference in summary.differences):
+        screen.note(
+            "a lossless policy wrote what the target would not, and rounding does not explain it: "
+            "the report says where; please report it",
+            "bold red",
+        )
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    from ..bench.systems import PLAIN
+    from ..bench.words import exactness, interval, ratio, share
+
+    metrics = dict.fromkeys(quality.metric for row in rows for quality in row.quality)
+    columns = ("speed-up", "95 %", "ms/token", "accepted", "a round", "passes", *metrics, "output")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("system", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in rows:
+        values = {quality.metric: quality.value for quality in row.quality}
+        drafted = bool(row.stats.drafted)
+        table.add_row(
+            "plain" if row.system == PLAIN else row.system,
+            ratio(row.speedup.value),
+            "" if row.system == PLAIN else interval(row.speedup),
+            f"{row.ms_per_token:.1f}",
+            share(row.stats.acceptance_rate) if drafted else "",
+            f"{row.stats.accepted_per_round:.2f}" if drafted else "",
+            f"{row.stats.target_passes}/{row.stats.draft_passes}",
+            *(f"{values[metric]:.2f}" for metric in metrics),
+            exactness(row.exactness) if row.lossless else "lossy",
+        )
+    return table
+
+
+def show_comparison(first: Path, second: Path, screen: Screen) -> None:
+    """Two runs, side by side."""
+    from ..bench.compare import compare_runs
+
+    found = compare_runs(first, second)
+    for warning in found.warnings:
+        screen.note(warning, "yellow")
+    screen.out.print(_comparison(found.rows))
+
+
+def _comparison(rows: Sequence[SideBySide]) -> Table:
+    from ..bench.words import interval, ratio, title
+
+    table = Table(title="the second run beside the first", title_justify="left", box=None)
+    for column in ("task", "system"):
+        table.add_column(column, no_wrap=True)
+    for column in ("examples", "ms/token", "as fast", "95 %", "speed-up"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row.task,
+            title(row.system),
+            str(row.examples),
+            f"{row.ms_per_token[0]:.1f} → {row.ms_per_token[1]:.1f}",
+            ratio(row.ratio.value),
+            interval(row.ratio),
+            " → ".join(map(ratio, row.speedups)),
+        )
+    return table
