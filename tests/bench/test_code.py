@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import textwrap
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -87,7 +88,7 @@ try:
         count += 1
 except BlockingIOError:
     pass
-x = 1 if 0 < count <= 16 else count
+x = 1 if 0 < count <= 32 else count
 """
     assert run(source, TESTS, QUICK) == Outcome(True, "passed")
 
@@ -132,6 +133,13 @@ def test_no_network() -> None:
         source = f"import socket\nsocket.create_connection(('127.0.0.1', {port}))"
         assert "is not allowed here" in reason(source)
         assert "is not allowed here" in reason(source.replace("'127.0.0.1'", "'localhost'"))
+
+
+def test_namespaces_where_they_are_permitted() -> None:
+    if not run("import os\nx = os.getpid()", TESTS).passed:
+        pytest.skip("no namespaces here")
+    alone = "import socket\nx = len(socket.if_nameindex())  # the loopback, which is down"
+    assert run(alone, TESTS) == Outcome(True, "passed")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +272,7 @@ WHOLE = "def area(r):\n" + BODY
         f"Install:\n```sh\npip install x\n```\nThen:\n```python\nimport os\n{WHOLE}```",
         WHOLE,
         f"```python\n{BODY}```",  # the body alone
-        f"1. So:\n   ```python\n{WHOLE}   ```\n",
+        "1. So:\n" + textwrap.indent(f"```python\n{WHOLE}```", "   "),
     ],
 )
 def test_code_of_a_chat_answer(answer: str) -> None:

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,8 +47,9 @@ class Limits:
     """Address space of each process."""
     file_bytes: int = 1 << 24
     """Size of each file."""
-    processes: int = 16
-    """Processes and threads; those of the whole user where there is no namespace."""
+    processes: int = 32
+    """Processes and threads. They are counted with those of other programs of the same user where
+    there are no user namespaces, and where root starts several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,11 @@ def program(answer: str, tests: CodeTests, *, chat: bool, stop: Sequence[str] = 
 
 def _chat_code(answer: str, entry_point: str | None) -> str:
     blocks = FENCE.findall(answer) or [answer]
+    whole = [textwrap.dedent(block) for block in blocks]  # in a list, a block is indented
     if entry_point is None:
-        return str(blocks[0])
+        return whole[0]
     defines = re.compile(rf"^(?:async )?def {re.escape(entry_point)}\b", re.MULTILINE)
-    return str(next(filter(defines.search, blocks), blocks[0]))
+    return next(filter(defines.search, whole), str(blocks[0]))  # else the body alone
 
 
 def run(program: str, tests: str, limits: Limits | None = None) -> Outcome:

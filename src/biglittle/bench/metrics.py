@@ -173,6 +173,8 @@ def _exact_match(task: Task, examples: Sequence[Example], answers: Sequence[str]
 
 # Code.
 
+WORKERS = 8  # programs at a time: they may share a limit on processes
+
 
 def _pass_at_1(task: Task, examples: Sequence[Example], answers: Sequence[str]) -> Score:
     limits = code.Limits()
@@ -182,7 +184,7 @@ def _pass_at_1(task: Task, examples: Sequence[Example], answers: Sequence[str]) 
         made = code.program(answer, example.tests, chat=example.chat, stop=task.stop)
         return 100.0 * code.run(made, example.tests.tests, limits).passed
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1)) as pool:
         each = tuple(pool.map(passes, examples, answers))
     python = ".".join(map(str, sys.version_info[:3]))
     signature = f"pass@1|samples:1|seconds:{limits.seconds:g}|python:{python}"
