@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +25,6 @@ from .prompts import Asked, read_prompts
 from .screen import Screen, percent, plural
 
 if TYPE_CHECKING:
-    from ..costs import Costs
     from ..diagnosis import Diagnosis, Prediction
 
 __all__ = ["diagnose"]
@@ -279,18 +278,20 @@ def _passes(found: Diagnosis) -> Table:
         for name in (f"ms after\n{costs.context} tokens", "in\nsteps")
     ]
     table = _table("Time of a pass", "", *columns)
-    passes = [(f"target, {plural(k, 'token')}", k) for k in (1, 2, 3, 4, 6, 8, 12, 16)]
-    for name, width in passes:
-        table.add_row(name, *_cells(found, lambda costs, k=width: costs.verify(k)))
+    for width in (1, 2, 3, 4, 6, 8, 12, 16):
+        seconds = [costs.verify(width) for costs in found.profile.costs]
+        table.add_row(f"target, {plural(width, 'token')}", *_cells(found, seconds))
     if found.profile.costs[0].draft:
-        table.add_row("draft, 1 token", *_cells(found, lambda costs: costs.draft))
+        seconds = [costs.draft for costs in found.profile.costs]
+        table.add_row("draft, 1 token", *_cells(found, seconds))
     return table
 
 
-def _cells(found: Diagnosis, seconds: Callable[[Costs], float]) -> Iterator[str]:
-    for costs in found.profile.costs:
-        yield f"{1000 * seconds(costs):.1f}"
-        yield f"{seconds(costs) / costs.step:.2f}"
+def _cells(found: Diagnosis, seconds: Sequence[float]) -> Iterator[str]:
+    """Seconds at every context, in milliseconds and in target steps."""
+    for value, costs in zip(seconds, found.profile.costs, strict=True):
+        yield f"{1000 * value:.1f}"
+        yield f"{value / costs.step:.2f}"
 
 
 def _acceptance(found: Diagnosis) -> Table:
