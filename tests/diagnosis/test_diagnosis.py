@@ -28,7 +28,7 @@ def concluded(recorded: Recorded, kind: str, costs: Profile) -> Diagnosis:
 def test_no_policy_takes_fewer_passes_than_the_oracle(recorded: Recorded) -> None:
     found = concluded(recorded, "near", profile(draft=0.1, verify=0.0))
     own = [one for one in found.predictions if one.family != "prompt lookup"]
-    assert {one.family for one in own} >= {"constant", "heuristic", "dynamic", "fallback"}
+    assert {one.family for one in own} == set(settings(20, profile().costs[0]))
     assert all(one.target_passes >= found.oracle.target_passes for one in own)
     assert all(one.of_oracle <= 1 for one in own)
     assert found.oracle.of_oracle == 1.0
@@ -42,7 +42,7 @@ def test_fastest_first_and_each_family_at_its_best(recorded: Recorded) -> None:
     speeds = [one.speedup for one in found.predictions]
     assert speeds == sorted(speeds, reverse=True)
     plain = len(PROMPTS) * (NEW - 1)
-    for family, policies in settings(20).items():
+    for family, policies in settings(20, costs.costs[0]).items():
         seconds = [costs.seconds(traces, replay(traces, policy)).sum() for policy in policies]
         best = next(one for one in found.predictions if one.family == family)
         assert best.speedup == pytest.approx(plain / min(seconds))
@@ -63,7 +63,7 @@ def test_prediction_of_one_setting(recorded: Recorded) -> None:
 
 
 def test_no_window_is_longer_than_what_was_recorded() -> None:
-    for policies in settings(4).values():
+    for policies in settings(4, profile().costs[0]).values():
         for policy in policies:
             tokens = policy.partition("tokens=")[2].partition(",")[0]
             assert int(tokens) <= 4
@@ -103,14 +103,20 @@ def test_what_holds_it_back(
     from biglittle.diagnosis.advice import advise
 
     _, traces = recorded(kind)
-    comparison = Comparison(traces, profile(draft, verify), settings(20))
+    costs = profile(draft, verify)
+    comparison = Comparison(traces, costs, settings(20, costs.costs[0]))
     best = max(comparison.best(), key=lambda one: one.speedup)
     assert word in advise(best, comparison, "CPU").limit
 
 
 def test_copying_alone(recorded: Recorded) -> None:
     found = concluded(recorded, "prompt-lookup:ngram=3", profile(draft=0.0))
-    assert {one.family for one in found.predictions} == {"constant", "heuristic", "prompt lookup"}
+    assert {one.family for one in found.predictions} == {
+        "constant",
+        "heuristic",
+        "cost-aware",
+        "prompt lookup",
+    }
     assert all(one.draft_passes == 0 for one in found.predictions)
     assert found.advice.reason.startswith("copying from the text so far gets")
     assert found.agreement.bins == ()

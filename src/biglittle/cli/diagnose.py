@@ -242,7 +242,9 @@ def _table(title: str, *columns: str) -> Table:
         pad_edge=False,
     )
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+        table.add_column(
+            column, justify="right" if index else "left", no_wrap=index > 0, overflow="fold"
+        )
     return table
 
 

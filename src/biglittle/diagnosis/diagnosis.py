@@ -123,7 +123,9 @@ def conclude(
 ) -> Diagnosis:
     """What follows from traces and costs, without running a model."""
     header = traces.header
-    own = Comparison(traces, profile, settings(header.cap, confident=header.chained))
+    own = Comparison(
+        traces, profile, settings(header.cap, profile.costs[0], modelled=header.chained)
+    )
     compared = [own, _lookup(pair, requests, traces, profile)]
     ranked = sorted(
         ((prediction, part) for part in compared for prediction in part.best()),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..costs import Costs
+from ..lookahead import CostAware, cost_aware
 from ..policy import parse_policy
 from ..traces import Replay, Traces, oracle, replay
 from .profile import Profile
@@ -16,6 +18,7 @@ __all__ = ["Candidate", "Comparison", "Prediction", "settings"]
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 STARTS = (1, 2, 3, 5, 8)
+FIRST = (0.2, 0.4, 0.6, 0.8)  # thresholds that adjust themselves afterwards
 WINDOWS = (2, 3, 4, 6, 8, 12, 16, 20)
 
 Floats = npt.NDArray[np.float64]
@@ -62,24 +65,33 @@ class Prediction:
     """Speed-up of every prompt; 1 for one that ended with its first token."""
 
 
-def settings(cap: int, *, confident: bool = True) -> dict[str, list[str]]:
+def settings(cap: int, costs: Costs, *, modelled: bool = True) -> dict[str, list[str]]:
     """The policies that are compared, by family.
 
     Args:
         cap: No window is longer.
-        confident: Whether the drafter knows how sure it is; rules that ask are left out if not.
+        costs: What the cost-aware rule is told.
+        modelled: Whether a model drafts. Copies are all of the same confidence, so rules that ask
+            for it are left out, and a draft step costs nothing.
     """
-    windows = [window for window in WINDOWS if window <= cap]
     families = {
         "constant": [f"static:tokens={k}" for k in range(1, min(cap, 12) + 1)],
         "heuristic": [f"heuristic:start={k},tokens={cap}" for k in STARTS if k <= cap],
+        "cost-aware": [_cost_aware(cap, costs, modelled=modelled)],
     }
-    if confident:
-        for name in ("dynamic", "fallback"):
-            families[name] = [
-                f"{name}:threshold={t},tokens={k}" for t in THRESHOLDS for k in windows
-            ]
+    if modelled:
+        windows = [window for window in WINDOWS if window <= cap]
+        thresholds = {"dynamic": THRESHOLDS, "fallback": THRESHOLDS, "self-adjusting": FIRST}
+        for name, values in thresholds.items():
+            families[name] = [f"{name}:threshold={t},tokens={k}" for t in values for k in windows]
     return families
+
+
+def _cost_aware(cap: int, costs: Costs, *, modelled: bool) -> str:
+    draft = costs.draft / costs.step if modelled else 0.0
+    verify = [costs.verify(width) / costs.step for width in cost_aware.WIDTHS[1:]]
+    told = "/".join(f"{value:.3g}" for value in verify)
+    return f"cost-aware:draft={draft:.3g},verify={told},tokens={min(cap, CostAware().tokens)}"
 
 
 def candidates(traces: Traces, families: Mapping[str, Sequence[str]]) -> Iterator[Candidate]:
