@@ -175,6 +175,7 @@ class Peer:
             seconds = time.perf_counter() - started
         prompt = len(request.prompt.tokens)
         rounds = _rounds(big.passes, prompt, len(tokens))
+        tokens = self._until_stop(tokens, params.stop_strings)
         stats = Stats(
             rounds=len(rounds),
             target_passes=len(big.passes),
@@ -192,6 +193,17 @@ class Peer:
         )
         text = self.pair.tokenizer.decode(tokens, skip_special_tokens=True)
         return Answer(_cut(text, params.stop_strings), tuple(tokens), seconds, stats, rounds)
+
+    def _until_stop(self, tokens: list[int], stops: Sequence[str]) -> list[int]:
+        """Tokens up to the one that completes a stop string. transformers looks for it only behind
+        the last token of a window, and may write past it."""
+        decode = self.pair.tokenizer.decode
+        if any(stop in decode(tokens, skip_special_tokens=True) for stop in stops):
+            for count in range(1, len(tokens)):
+                text = decode(tokens[:count], skip_special_tokens=True)
+                if any(stop in text for stop in stops):
+                    return tokens[:count]
+        return tokens
 
     def _inputs(self, request: Request) -> dict[str, Any]:
         """What `generate` reads."""

@@ -441,21 +441,19 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     from ..bench.words import exactness, interval, ratio, share
 
     metrics = dict.fromkeys(quality.metric for row in rows for quality in row.quality)
-    columns = ("speed-up", "95 %", "ms/token", "accepted", "a round", "passes", *metrics, "output")
+    columns = ("speed-up", "95 %", "ms/token", "accepted", "passes", *metrics, "output")
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    table.add_column("system", no_wrap=True)
+    table.add_column("system", overflow="fold", min_width=12)
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=column != "output")
     for row in rows:
         values = {quality.metric: quality.value for quality in row.quality}
-        drafted = bool(row.stats.drafted)
         table.add_row(
             "plain" if row.system == PLAIN else row.system,
             ratio(row.speedup.value),
             "" if row.system == PLAIN else interval(row.speedup),
             f"{row.ms_per_token:.1f}",
-            share(row.stats.acceptance_rate) if drafted else "",
-            f"{row.stats.accepted_per_round:.2f}" if drafted else "",
+            share(row.stats.acceptance_rate) if row.stats.drafted else "",
             f"{row.stats.target_passes}/{row.stats.draft_passes}",
             *(f"{values[metric]:.2f}" for metric in metrics),
             exactness(row.exactness) if row.lossless else "lossy",
