@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.models import ENCODER_DECODER, build, encoder_inputs
+from tests.models import ENCODER_DECODER, VOCAB, build, encoder_inputs
 from tests.reports.helpers import text_model
+from tests.tiny_gguf import made_up, write_gguf
 
 from biglittle import Pair, ParameterError
 from biglittle.costs import Costs, measure_costs
+from biglittle.engines.llama_cpp import LlamaModel
 
 COSTS = Costs(0.25, (1, 2, 4, 8), (1.0, 1.5, 1.5, 3.5), 0.125, 2.0, 256)
 
@@ -96,6 +99,16 @@ def test_encoder_decoder_pairs(name: str) -> None:
     big = build(name)
     prompt = encoder_inputs(name, 9)
     assert measured(Pair(big, build(name, seed=1)), prompt=prompt).draft > 0
+
+
+def test_both_models_in_llama_cpp(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    for name, seed in (("big", 0), ("little", 1)):
+        write_gguf(build("llama", seed), made_up(VOCAB), tmp_path / f"{name}.gguf")
+    big, little = (LlamaModel(tmp_path / f"{name}.gguf") for name in ("big", "little"))
+    costs = measured(Pair(big, little))
+    assert costs.draft > 0
+    assert costs.widths == (1, 2, 5)
 
 
 def test_audio_needs_a_prompt() -> None:
