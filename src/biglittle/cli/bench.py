@@ -442,7 +442,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
 
     metrics = dict.fromkeys(quality.metric for row in rows for quality in row.quality)
     columns = ("speed-up", "95 %", "ms/token", "accepted", "passes", *metrics, "output")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("system", overflow="fold", min_width=12)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=column != "output")

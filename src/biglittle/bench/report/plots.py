@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 __all__ = ["acceptance", "lookahead_per_round", "quality_against_latency", "time_per_token"]
 
@@ -19,6 +20,8 @@ COLOURS = ["#3b8ed0", "#e07b39", "#2fa37a", "#c061ae", "#b39018", "#d1495b", "#7
 MARKERS = "osD^vPX*"
 PARTS = {"draft": "#e07b39", "target": "#3b8ed0", "outside": "#8c8c8c"}
 SIZE = (6.0, 3.4)  # inches: small enough that text is readable on a phone
+LEAST_POINTS = 2.0
+"""How much of a metric, in its points, a picture shows at least."""
 SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "biglittle",
@@ -61,6 +64,12 @@ def _style(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
 
 
+def _whole_numbers(axis: Axis) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True))
+
+
 def _legend_below(axes: Axes) -> None:
     axes.figure.legend(loc="outside lower left", ncols=2)
 
@@ -79,6 +88,8 @@ def lookahead_per_round(rounds: Mapping[str, Sequence[int]]) -> str:
             style = _style(index) | {"marker": "None", "linewidth": 1.6}
             axes.step(places, counts, where="mid", label=label, **style)
         axes.set(xlabel="round", ylabel="drafted tokens", ylim=(0, None))
+        _whole_numbers(axes.xaxis)
+        _whole_numbers(axes.yaxis)
         axes.figure.legend(loc="outside lower left", ncols=1)
 
     return _picture("lookahead", draw, SIZE[1] + 0.2 * len(rounds))
@@ -90,14 +101,13 @@ def acceptance(shares: Mapping[str, Sequence[float]]) -> str:
     Args:
         shares: 0 … 1 for positions 1, 2, …, by system.
     """
-    from matplotlib.ticker import MaxNLocator
 
     def draw(axes: Axes) -> None:
         for index, (name, values) in enumerate(shares.items()):
             places = range(1, len(values) + 1)
             axes.plot(places, values, label=name, markersize=4, **_style(index))
         axes.set(xlabel="position in the window", ylabel="accepted share", ylim=(0, 1.02))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _whole_numbers(axes.xaxis)
         _legend_below(axes)
 
     return _picture("acceptance", draw, SIZE[1] + 0.1 * len(shares))
@@ -120,6 +130,9 @@ def quality_against_latency(
             axes.plot([ms], [value], label=system, markersize=8, **style)
         axes.set(xlabel="ms a token (left is faster)", ylabel=metric)
         axes.margins(0.15)
+        low, high = axes.get_ylim()
+        missing = max(0.0, LEAST_POINTS - (high - low)) / 2  # or nothing would look like much
+        axes.set_ylim(low - missing, high + missing)
         _legend_below(axes)
 
     return _picture(f"quality-{name}", draw, SIZE[1] + 0.1 * len(points))
