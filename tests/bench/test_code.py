@@ -48,16 +48,16 @@ def test_fails(source: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("source", "expected"),
     [
-        "import sys\nsys.exit(0)",
-        "raise SystemExit",
-        "import os\nos._exit(0)",
-        "raise BaseException",
+        ("import sys\nsys.exit(0)", "SystemExit: 0"),
+        ("raise SystemExit", "SystemExit"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("import os\nos._exit(0)", "exited before its tests were done"),
     ],
 )
-def test_ending_before_the_tests_is_no_pass(source: str) -> None:
-    reason(source)
+def test_ending_before_the_tests_is_no_pass(source: str, expected: str) -> None:
+    assert reason(source) == expected
 
 
 def test_an_error_that_cannot_be_shown() -> None:

@@ -45,6 +45,7 @@ def test_bleu_is_the_corpus_s_and_not_the_mean_of_sentences() -> None:
     references = {"a": ("one two three four five",), "b": ("six seven eight nine",)}
     judged = score("bleu", task(references), {"a": "one two three four five", "b": "six"})
     assert judged.per_example[0] == pytest.approx(100)
+    assert judged.per_example[1] == pytest.approx(100 * math.exp(1 - 4))  # no 4-grams needed
     # Every n-gram is right, of 6 words against 9: the brevity penalty alone.
     assert judged.value == pytest.approx(100 * math.exp(1 - 9 / 6))
 
@@ -105,6 +106,11 @@ def test_the_last_number_is_the_answer(answer: str) -> None:
     assert exact_match(answer, "She sells 16 - 3 - 4 = <<16-3-4=9>>9 eggs.\n#### 18")
 
 
+def test_a_reference_may_have_a_typographic_minus() -> None:
+    assert exact_match("It is -7.", "−7")
+    assert not exact_match("It is 7.", "−7")
+
+
 @pytest.mark.parametrize("answer", ["", "none", "18 of 20", "180", "1.8", "-18", "x18"])
 def test_another_number_is_wrong(answer: str) -> None:
     assert not exact_match(answer, "#### 18")
@@ -123,6 +129,7 @@ def test_another_number_is_wrong(answer: str) -> None:
         ("50%", "50"),
         ("1, 2, 3", "3"),
         ("1,2,3", "3"),
+        ("1,2345", "2345"),
         ("v2", None),
         ("nothing", None),
     ],

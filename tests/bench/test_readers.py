@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -185,8 +186,13 @@ def test_spec_bench_is_a_task_a_group(write: Write) -> None:
     assert tasks[4].examples == (Example("481", ("g",), True, ("x", "y")),)
 
 
-def test_spec_bench_without_references_has_no_metrics(write: Write) -> None:
-    rows = [{**row, "reference": None} for row in QUESTIONS]
+@pytest.mark.parametrize("missing", [(161, 241, 401, 402), (161, 241, 401)])
+def test_spec_bench_without_all_references_has_no_metrics(
+    write: Write, missing: tuple[int, ...]
+) -> None:
+    rows = [
+        {**row, "reference": None} if row["question_id"] in missing else row for row in QUESTIONS
+    ]
     assert all(task.metrics == () for task in read_tasks(write("question.jsonl", *rows)))
 
 
@@ -486,26 +492,37 @@ ROWS: dict[str, tuple[str, list[dict[str, Any]]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """What stands in the hub's place."""
+
+    folder: Path
+    splits: list[str]
+    """Those that were asked for."""
+
+
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A folder laid out as the hub's parquet branch, in the hub's place."""
     datasets = pytest.importorskip("datasets")
     load = datasets.load_dataset
+    splits: list[str] = []
     for folder, rows in ROWS.values():
         (tmp_path / folder).mkdir(parents=True)
         datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / folder / "0000.parquet"))
 
     def local(repository: str, *, revision: str, **options: Any) -> Any:
         assert revision == "refs/convert/parquet"
+        splits.append(options["split"])
         return load(str(tmp_path / repository), cache_dir=str(tmp_path / "cache"), **options)
 
     monkeypatch.setattr(datasets, "load_dataset", local)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return Hub(tmp_path, splits)
 
 
 @needs_packages
-def test_data_sets_of_the_hub(hub: Path) -> None:
+def test_data_sets_of_the_hub(hub: Hub) -> None:
     turns = {}
     for name in ROWS:
         task = only(read_tasks(name))
@@ -527,11 +544,12 @@ def test_data_sets_of_the_hub(hub: Path) -> None:
 
 
 @needs_packages
-def test_languages_limits_and_templates(hub: Path) -> None:
+def test_languages_limits_and_templates(hub: Hub) -> None:
     task = only(read_tasks("wmt14:en-de", limit=1))
     assert task.examples == (
         Example("1", ("Translate English to German: One",), True, ("Eins",), None, "One"),
     )
+    assert hub.splits == ["test[:1]"]  # no more is read than asked for
     plain = only(read_tasks("wmt14", limit=5, chat=False)).examples
     assert [e.turns for e in plain] == [("Eins",)] * 2
     asked = only(read_tasks("xsum", template="tl;dr of {source}")).examples
@@ -539,15 +557,15 @@ def test_languages_limits_and_templates(hub: Path) -> None:
     assert only(read_tasks("xsum")).metrics == ("rougeL",)
 
 
-def test_what_the_hub_does_not_have(hub: Path) -> None:
+def test_what_the_hub_does_not_have(hub: Hub) -> None:
     with pytest.raises(LoadError, match="cannot load sv-en/test of the data set wmt/wmt14"):
         read_tasks("wmt14:sv-en")
     assert "'german' is no pair of languages, expected e.g. 'de-en'" in refused("wmt14:german")
 
 
-def test_a_row_that_is_not_as_expected(hub: Path) -> None:
+def test_a_row_that_is_not_as_expected(hub: Hub) -> None:
     datasets = pytest.importorskip("datasets")
-    folder = hub / "wmt/wmt14/fr-en/test"
+    folder = hub.folder / "wmt/wmt14/fr-en/test"
     folder.mkdir(parents=True)
     rows = [{"translation": {"fr": "Un", "en": "One"}}, {"translation": {"fr": "", "en": "Two"}}]
     datasets.Dataset.from_list(rows).to_parquet(str(folder / "0000.parquet"))
