@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
 from ..decoding import Request
 from ..engines.timing import Stopwatch
@@ -219,11 +219,9 @@ class Peer:
         options: dict[str, Any] = {"max_new_tokens": request.max_new_tokens, "do_sample": False}
         if params.temperature:
             options |= {"do_sample": True, "temperature": params.temperature}
-        if params.stop_strings:
-            options |= {
-                "stop_strings": list(params.stop_strings),
-                "tokenizer": self.pair.tokenizer,
-            }
+        if params.stop_strings:  # by `stop_strings` transformers' assisted generation fails
+            criterion = StopStringCriteria(self.pair.tokenizer, list(params.stop_strings))
+            options["stopping_criteria"] = StoppingCriteriaList([criterion])
         kind = self.name.removeprefix(PEER)
         if kind in SCHEDULES:
             options["assistant_model"] = self.pair.draft
