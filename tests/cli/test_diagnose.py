@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -55,6 +56,24 @@ def test_the_projects_prompts_by_task(run: Run, folders: dict[str, str], tmp_pat
     assert "confidence" not in result.stdout  # copies have none
 
 
+def test_without_matplotlib(
+    run: Run,
+    folders: dict[str, str],
+    prompts: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
+    )
+    out = tmp_path / "out"
+    result = run("diagnose", folders["target"], "--prompts", prompts, *SHORT, "--out", str(out))
+    assert result.exit_code == 0, result.stderr
+    assert "pip install 'biglittle[bench]'" in result.stderr
+    assert {file.name for file in out.iterdir()} == {"diagnosis.json", "traces.jsonl"}
+
+
 def test_another_pairs_traces(
     run: Run, folders: dict[str, str], prompts: str, tmp_path: Path
 ) -> None:
@@ -93,7 +112,7 @@ def test_a_file_in_place_of_the_folder(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = run("diagnose", "big", "little", "--out", str(tmp_path / "file"))
     assert result.exit_code == 2
-    assert "is no folder to write to" in result.stderr
+    assert f"--out {tmp_path / 'file'} is no folder to write to" in result.stderr
 
 
 def test_only_empty_lines(run: Run, tmp_path: Path) -> None:

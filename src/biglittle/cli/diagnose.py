@@ -111,7 +111,7 @@ def diagnose(
         _check_folder(out)
         quiet_libraries()
         from ..diagnosis import diagnose as run
-    if importlib.util.find_spec("matplotlib") is None:
+    if not _can_draw():
         screen.note(MISSING, "yellow")
     pair = load_pair(models, None, screen)
     templated = has_template(pair) if chat is None else chat
@@ -127,7 +127,8 @@ def diagnose(
         )
     _save(found, out)
     _show(found, models, screen)
-    screen.note(f"saved in {out}: diagnosis.json, the traces, and pictures")
+    pictures = ", and pictures" if _can_draw() else ""
+    screen.note(f"saved in {out}: diagnosis.json, traces.jsonl{pictures}")
 
 
 def _with_arguments(models: ModelOptions, big: str | None, little: str | None) -> ModelOptions:
@@ -168,7 +169,7 @@ def _check_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        raise ParameterError(f"out={out} is no folder to write to: {cause.strerror}") from cause
+        raise ParameterError(f"--out {out} is no folder to write to: {cause.strerror}") from cause
 
 
 @contextmanager
@@ -192,8 +193,12 @@ def _save(found: Diagnosis, out: Path) -> None:
     from ..diagnosis.plots import save_plots
 
     found.save(out / "diagnosis.json")
-    if importlib.util.find_spec("matplotlib") is not None:
+    if _can_draw():
         save_plots(found, out)
+
+
+def _can_draw() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 # What is shown.
@@ -308,7 +313,7 @@ def _calibration(found: Diagnosis) -> Table:
     bins = found.agreement.bins
     error = percent(found.agreement.calibration_error)
     columns = [_hundredths(part.confidence) for part in bins]
-    table = _table(f"The draft's confidence (off by {error} in the mean)", "says, %", *columns)
+    table = _table(f"The draft's confidence (mean error {error})", "says, %", *columns)
     table.add_row("is right, %", *[_hundredths(part.agreement) for part in bins])
     table.add_row("tokens", *[str(part.count) for part in bins])
     return table
