@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -91,7 +91,12 @@ class Policy:
 PolicyLike = str | Policy
 
 ACCEPTANCES: dict[str, type[Acceptance]] = {"exact": Exact, "bild": Bild}
-ALIASES = {"confidence": "dynamic", "constant": "static"}
+ALIASES = {
+    "confidence": "dynamic",
+    "constant": "static",
+    "cost_aware": "cost-aware",
+    "self_adjusting": "self-adjusting",
+}
 NOTHING: Mapping[str, str] = {}
 NAMED = {name: rule for rule, name in ALIASES.items()}
 
@@ -196,17 +201,32 @@ def _build(
 
 def _convert(name: str, key: str, text: str, hint: Any) -> Any:
     """An option's value, as its field's type says."""
-    try:
-        if hint is bool:
-            return {"true": True, "false": False}[text.lower()]
-        if hint in (int, float):
-            return hint(text)
-    except (KeyError, ValueError):
-        kind = {int: "a whole number", float: "a number", bool: "true or false"}[hint]
-        raise PolicyError(f"{name}: {key}={text} is not {kind}") from None
+    for kind, (read, what) in KINDS.items():
+        if hint == kind or kind in get_args(hint):  # float | None is a float that may be left out
+            try:
+                return read(text)
+            except (KeyError, ValueError):
+                raise PolicyError(f"{name}: {key}={text} is not {what}") from None
     if get_args(hint) and text not in get_args(hint):
         raise PolicyError(f"{name}: {key}={text} must be one of {', '.join(get_args(hint))}")
     return text
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(part) for part in text.split("/"))
+
+
+KINDS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
+    bool: (_truth, "true or false"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    tuple[float, ...]: (_numbers, "numbers with slashes between, such as 1.1/1.2"),
+}
+"""How an option's text is read, by the type of its field; and what it should be."""
 
 
 def _parse_bild(options: dict[str, str]) -> Policy:
@@ -229,6 +249,8 @@ def _parse_bild(options: dict[str, str]) -> Policy:
 def _print_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple):
+        return "/".join(map(_print_value, value))
     short = isinstance(value, float) and float(f"{value:g}") == value
     return (f"{value:g}" if short else str(value)).replace("+", "")  # "+" joins two rules
 

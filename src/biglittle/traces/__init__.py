@@ -5,11 +5,14 @@ lossless greedy decoding: see `replay`.
 """
 
 from .base import Header, Proposals, Trace, Traces
+from .disco import Calibration, DiscoReport, train_disco
 from .file import read_traces
 from .record import record
 from .replay import Replay, oracle, replay
 
 __all__ = [
+    "Calibration",
+    "DiscoReport",
     "Header",
     "Proposals",
     "Replay",
@@ -19,4 +22,5 @@ __all__ = [
     "read_traces",
     "record",
     "replay",
+    "train_disco",
 ]

@@ -82,7 +82,7 @@ def replay(traces: Traces, policy: PolicyLike) -> Replay:
     chosen = parse_policy(policy)
     if not chosen.lossless:
         raise PolicyError(f"policy {str(chosen)!r} is lossy: only a real run tells what it writes")
-    windows = _windows(traces)
+    windows = windows_of(traces)
     rule = chosen.lookahead
     if rule is None:
         return _walk(windows, lambda rows, prompts: _Drafts.none(len(rows)))
@@ -107,7 +107,7 @@ def replay(traces: Traces, policy: PolicyLike) -> Replay:
 
 def oracle(traces: Traces) -> Replay:
     """What a lookahead that knows the target would do: draft exactly what will be accepted."""
-    windows = _windows(traces)
+    windows = windows_of(traces)
     drafted = np.minimum(windows.matches, windows.room)
     every = _Drafts(drafted, np.zeros_like(drafted))
     return _walk(windows, lambda rows, prompts: every.of(rows))
@@ -129,7 +129,7 @@ class _Drafts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Windows:
+class Windows:
     """Every window of every prompt, one a row: all that a rule could be asked about."""
 
     prompts: int
@@ -214,7 +214,7 @@ class RecordedStep(DraftStep):
         return top[self.at, :k], entropy[self.at]
 
 
-def _walk(windows: _Windows, draft: Callable[[Ints, Ints], _Drafts]) -> Replay:
+def _walk(windows: Windows, draft: Callable[[Ints, Ints], _Drafts]) -> Replay:
     """Run all prompts' rounds beside each other; `draft` is asked for rows and their prompts."""
     position = np.ones(windows.prompts, np.int64)
     rounds: list[tuple[Ints, ...]] = []
@@ -240,7 +240,7 @@ def _walk(windows: _Windows, draft: Callable[[Ints, Ints], _Drafts]) -> Replay:
 
 
 @lru_cache(maxsize=4)
-def _windows(traces: Traces) -> _Windows:
+def windows_of(traces: Traces) -> Windows:
     """Lay a file's traces out by where a window starts."""
     cap, top = traces.header.cap, traces.header.top
     lay = _chained if traces.header.chained else _unchained
@@ -258,7 +258,7 @@ def _windows(traces: Traces) -> _Windows:
     index = np.zeros((len(rows), width), np.int64)
     for at, row in enumerate(rows):
         index[at, : len(row.index)] = row.index
-    return _Windows(
+    return Windows(
         prompts=len(traces),
         modelled=traces.header.chained,
         offset=np.array(offset, np.int64),
@@ -277,7 +277,7 @@ def _windows(traces: Traces) -> _Windows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """A window: see `_Windows`."""
+    """A window: see `Windows`."""
 
     index: Ints
     closed: bool
