@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from tests.fakes import ByteTokenizer
 from tests.models import build
 
 from biglittle import Pair, ParameterError, PolicyError
-from biglittle.audit import Difference, audit
+from biglittle.audit import Audit, Difference, audit, compare
+from biglittle.engines import Prompt
 
 
 def test_identical_outputs() -> None:
@@ -27,6 +31,43 @@ def test_bfloat16_differs_by_near_ties_only() -> None:
 def test_a_clear_margin_is_no_near_tie() -> None:
     assert not Difference(0, 1, 2, (9.0, 5.0), (9.01, 5.01)).near_tie
     assert Difference(0, 1, 2, (9.0, 8.99), (8.98, 9.0)).near_tie
+
+
+def test_one_that_ends_where_the_other_goes_on_is_no_near_tie() -> None:
+    pair = Pair(build("llama"))
+    for one, other in (([5, 6], [5]), ([5], [5, 6])):
+        found = compare(pair, Prompt((1, 2)), one, other)
+        assert found.difference is not None
+        assert not found.difference.near_tie
+        assert str(found) == (
+            "after 1 token: one output ends and the other goes on: no near-tie, please report it"
+        )
+
+
+def test_the_verdict_in_words() -> None:
+    near = Difference(10, 1, 2, (9.0, 8.88), (8.95, 8.9), 2**-7, (" ", ' "'))
+    assert str(Audit(10, near)) == (
+        "after 10 tokens: ' ' against ' \"', 0.12 apart in logits, and rounding can move them by "
+        "0.14: a near-tie"
+    )
+    far = Difference(0, 1, 2, (9.0, 5.0), (9.0, 5.0))
+    assert str(far) == (
+        "after 0 tokens: 1 against 2, 4 apart in logits, and rounding can move them by 0.07: "
+        "no near-tie, please report it"
+    )
+    assert str(Audit(12, None)) == "12 tokens, all the same"
+
+
+def test_tokens_are_told_as_text_where_there_is_a_tokenizer() -> None:
+    class Tokenizer(ByteTokenizer):
+        def get_vocab(self) -> dict[str, int]:
+            return {chr(i): i for i in range(97)}
+
+    tokenizer: Any = Tokenizer()
+    for given, texts in ((tokenizer, ("B", "C")), (None, None)):
+        found = compare(Pair(build("llama"), tokenizer=given), Prompt((1, 2)), [65, 66], [65, 67])
+        assert found.difference is not None
+        assert found.difference.texts == texts
 
 
 def test_finds_a_wrong_output(monkeypatch: pytest.MonkeyPatch) -> None:

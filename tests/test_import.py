@@ -16,6 +16,12 @@ def test_every_public_name_is_there() -> None:
     assert set(biglittle.__all__) <= set(dir(biglittle))
 
 
+def test_the_audit_needs_no_import_of_its_own() -> None:
+    code = "import biglittle; print(biglittle.audit.audit.__name__, 'audit' in dir(biglittle))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "audit True\n"
+
+
 def test_a_name_that_is_not_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'laod'"):
         biglittle.laod  # noqa: B018

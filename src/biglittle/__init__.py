@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import audit as audit
     from .chat import Chat
     from .engines.llama_cpp import LlamaModel, LlamaOptions
     from .errors import (
@@ -70,12 +71,15 @@ _HOMES = {
     "policy": ["Policy", "parse_policy"],
     "results": ["Chunk", "FinishReason", "Origin", "Result", "Round", "Stats", "TokenLogprob"],
 }
+_MODULES = {"audit"}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: torch takes seconds to import, and
     `biglittle --help` does not need it."""
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME[name]}", __name__), name)
@@ -84,4 +88,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -4,10 +4,14 @@ In float32 a pass over several tokens and passes over one agree to the last few 
 outputs are identical. In bfloat16, or on a GPU, they round differently, so that of two tokens with
 almost the same logit either may win. An audit finds the first difference and looks at both tokens'
 logits there, computed both ways: a margin within the rounding between the two is a near-tie.
+
+    for found in biglittle.audit.audit(pair, "def fibonacci(n):", max_new_tokens=100):
+        print(found)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,6 +47,8 @@ class Difference:
     """The same from a pass over several."""
     resolution: float = 2**-7
     """The model's relative rounding; see `Model.resolution`."""
+    texts: tuple[str, str] | None = None
+    """Both tokens as text; None without a tokenizer."""
 
     @property
     def margin(self) -> float:
@@ -55,10 +61,27 @@ class Difference:
         return sum(abs(a - b) for a, b in zip(self.narrow, self.wide, strict=True))
 
     @property
+    def tolerance(self) -> float:
+        """How much rounding can move the two logits against each other: twice what it did between
+        the two passes, or the logits' last place, if that is more."""
+        return max(2 * self.rounding, self.resolution * max(map(abs, self.narrow)))
+
+    @property
     def near_tie(self) -> bool:
         """Whether rounding explains the difference."""
-        last_place = self.resolution * max(map(abs, self.narrow))
-        return self.margin <= max(2 * self.rounding, last_place)
+        return math.isfinite(self.margin) and self.margin <= self.tolerance
+
+    def __str__(self) -> str:
+        where = f"after {self.position} token{'' if self.position == 1 else 's'}"
+        bug = "no near-tie, please report it"
+        if not math.isfinite(self.margin):
+            return f"{where}: one output ends and the other goes on: {bug}"
+        one, other = self.texts or (self.plain, self.other)
+        reach = f"rounding can move them by {self.tolerance:.2g}"
+        return (
+            f"{where}: {one!r} against {other!r}, {self.margin:.2g} apart in logits, and {reach}: "
+            f"{'a near-tie' if self.near_tie else bug}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +92,9 @@ class Audit:
     """Tokens that are the same, from the start."""
     difference: Difference | None
     """None if the outputs are identical."""
+
+    def __str__(self) -> str:
+        return str(self.difference or f"{self.tokens} tokens, all the same")
 
 
 def audit(
@@ -121,6 +147,7 @@ def compare(pair: Pair, prompt: Prompt, plain: Sequence[int], other: Sequence[in
     narrow = _logits(pair, Prompt(tokens, prompt.encoder), 1)
     wide = _logits(pair, Prompt(tokens, prompt.encoder), CONTEXT)
     a, b = plain[same], other[same]
+    decode = None if pair.tokenizer is None else pair.tokenizer.decode
     return Audit(
         same,
         Difference(
@@ -130,6 +157,7 @@ def compare(pair: Pair, prompt: Prompt, plain: Sequence[int], other: Sequence[in
             (float(narrow[a]), float(narrow[b])),
             (float(wide[a]), float(wide[b])),
             pair.resolution,
+            None if decode is None else (decode([a]), decode([b])),
         ),
     )
 
