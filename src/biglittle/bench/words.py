@@ -10,7 +10,7 @@ __all__ = ["exactness", "interval", "ratio", "share", "title", "verdict"]
 
 def title(system: str) -> str:
     """What readers know a system by."""
-    return "plain (the target alone)" if system == PLAIN else system
+    return "plain" if system == PLAIN else system
 
 
 def ratio(number: float | None) -> str:

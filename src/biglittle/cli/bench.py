@@ -437,26 +437,23 @@ def show(summary: Summary, screen: Screen) -> None:
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
+    from ..bench import words
     from ..bench.systems import PLAIN
-    from ..bench.words import exactness, interval, ratio, share
 
     metrics = dict.fromkeys(quality.metric for row in rows for quality in row.quality)
     columns = ("speed-up", "95 %", "ms/token", "accepted", "passes", *metrics, "output")
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("system", overflow="fold", min_width=12)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=column != "output")
+    table = _empty_table(title, columns)
     for row in rows:
         values = {quality.metric: quality.value for quality in row.quality}
         table.add_row(
-            "plain" if row.system == PLAIN else row.system,
-            ratio(row.speedup.value),
-            "" if row.system == PLAIN else interval(row.speedup),
+            words.title(row.system),
+            words.ratio(row.speedup.value),
+            "" if row.system == PLAIN else words.interval(row.speedup),
             f"{row.ms_per_token:.1f}",
-            share(row.stats.acceptance_rate) if row.stats.drafted else "",
+            words.share(row.stats.acceptance_rate) if row.stats.drafted else "",
             f"{row.stats.target_passes}/{row.stats.draft_passes}",
             *(f"{values[metric]:.2f}" for metric in metrics),
-            exactness(row.exactness) if row.lossless else "lossy",
+            words.exactness(row.exactness) if row.lossless else "lossy",
         )
     return table
 
@@ -472,21 +469,27 @@ def show_comparison(first: Path, second: Path, screen: Screen) -> None:
 
 
 def _comparison(rows: Sequence[SideBySide]) -> Table:
-    from ..bench.words import interval, ratio, title
+    from ..bench import words
 
-    table = Table(title="the second run beside the first", title_justify="left", box=None)
-    for column in ("task", "system"):
-        table.add_column(column, no_wrap=True)
-    for column in ("examples", "ms/token", "as fast", "95 %", "speed-up"):
-        table.add_column(column, justify="right")
+    columns = ("task", "prompts", "ms/token", "as fast", "95 %", "speed-up")
+    table = _empty_table("the second run beside the first", columns)
     for row in rows:
         table.add_row(
+            words.title(row.system),
             row.task,
-            title(row.system),
             str(row.examples),
             f"{row.ms_per_token[0]:.1f} → {row.ms_per_token[1]:.1f}",
-            ratio(row.ratio.value),
-            interval(row.ratio),
-            " → ".join(map(ratio, row.speedups)),
+            words.ratio(row.ratio.value),
+            words.interval(row.ratio),
+            " → ".join(map(words.ratio, row.speedups)),
         )
+    return table
+
+
+def _empty_table(title: str, columns: Iterable[str]) -> Table:
+    """A table of systems that fits a terminal: long names fold, numbers do not."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("system", overflow="fold", min_width=12)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=column != "output")
     return table

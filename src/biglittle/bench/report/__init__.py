@@ -141,7 +141,7 @@ def _pictures(summary: Summary, task: str, lookaheads: Lookaheads | None) -> lis
         found.append(_Picture("Acceptance by position", text, plots.acceptance(shares)))
     found += _quality_pictures(summary)
     text = "A token's time in the draft, in the target, and outside of both models."
-    svg = plots.time_per_token({_label(row): _milliseconds(row) for row in rows})
+    svg = plots.time_per_token({words.title(row.system): _milliseconds(row) for row in rows})
     return [*found, _Picture("Where the time goes", text, svg)]
 
 
@@ -152,7 +152,8 @@ def _quality_pictures(summary: Summary) -> list[_Picture]:
         rows = [row for row in summary.rows if row.task == task]
         for metric in dict.fromkeys(quality.metric for row in rows for quality in row.quality):
             points = {
-                _label(row): (row.ms_per_token, _by_metric(row)[metric].value) for row in rows
+                words.title(row.system): (row.ms_per_token, _by_metric(row)[metric].value)
+                for row in rows
             }
             name = re.sub(r"\W+", "-", f"{task}-{metric}")
             text = f"{metric} of the task {task} over the time that a token takes."
@@ -163,10 +164,6 @@ def _quality_pictures(summary: Summary) -> list[_Picture]:
 
 def _records(summary: Summary, system: str) -> list[Record]:
     return [record for record in summary.records if record.system == system]
-
-
-def _label(row: Row) -> str:
-    return "plain" if row.system == PLAIN else row.system
 
 
 def _milliseconds(row: Row) -> tuple[float, float, float]:

@@ -32,6 +32,7 @@ SETTINGS: Any = {
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "text.color": INK,
+    "text.parse_math": False,  # names may hold a "$"
     "xtick.color": INK,
     "ytick.color": INK,
     "grid.color": GRID,
