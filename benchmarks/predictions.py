@@ -5,16 +5,16 @@
     python -m benchmarks.predictions --report              # the table of what was measured so far
 
 A pair's passes are timed and its traces recorded as `biglittle diagnose` does it. Then every policy
-is run on the same prompts, the target alone among them. Runs of a prompt follow each other, in an
-order that turns from prompt to prompt, and passes are timed again between prompts, so that a slow
-moment of the machine meets predictions and runs alike. What is compared is the speed-up over the
-target alone after the first token, all prompts together.
+is run on the same prompts, the target alone among them: one round of each in turn, so that a slow
+moment of the machine meets all alike. Passes are timed again after every prompt. What is compared
+is the speed-up over the target alone after the first token, all prompts together.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,7 +28,7 @@ import biglittle
 from benchmarks.results import append, check_names, configuration, read
 from biglittle.cli.loading import quiet_libraries
 from biglittle.costs import Costs
-from biglittle.decoding import Request
+from biglittle.decoding import Engine, Request
 from biglittle.diagnosis import Profile, builtin_prompts
 from biglittle.diagnosis.lookup import lookup_traces
 from biglittle.diagnosis.profile import measure_profile
@@ -74,16 +74,26 @@ class Bench:
         """The prompts' requests."""
         return self.pair.requests(self.prompts, policy=PLAIN, **self.options)
 
-    def run(self, system: str, prompt: Any) -> dict[str, Any]:
-        """One prompt under one policy."""
+    def run(self, prompt: Any) -> dict[str, float]:
+        """Seconds of every policy on one prompt, after its first token; rounds take turns."""
+        engines = {system: self._start(system, prompt) for system in SYSTEMS}
+        seconds = dict.fromkeys(SYSTEMS, 0.0)
+        while any(engine.busy for engine in engines.values()):
+            for system, engine in engines.items():
+                if engine.busy:
+                    started = time.perf_counter()
+                    engine.step()
+                    seconds[system] += time.perf_counter() - started
+        return seconds
+
+    def _start(self, system: str, prompt: Any) -> Engine:
+        """An engine that has read the prompt and written the first token."""
         pair = self.copying if system.startswith(LOOKUP) else self.pair
         policy = system.removeprefix(LOOKUP)
-        stats = pair.generate(prompt, policy=policy, **self.options).stats
-        return {
-            "seconds": stats.total_seconds - stats.first_token_seconds,
-            "passes": [stats.target_passes, stats.draft_passes],
-            "tokens": stats.new_tokens,
-        }
+        engine = pair.engine()
+        engine.admit(pair.requests(prompt, policy=policy, **self.options)[0])
+        engine.step()
+        return engine
 
     def costs(self) -> list[dict[str, Any]]:
         """One more timing of the passes."""
@@ -93,19 +103,14 @@ class Bench:
 
 def measure(bench: Bench, pair: str, out: Path, console: Console) -> None:
     """Run what is not in the file yet."""
-    done = {(row.get("prompt"), row["system"]) for row in read(out) if row["pair"] == pair}
-    for system in SYSTEMS:  # warm-up
-        bench.run(system, [{"role": "user", "content": "Warm up the machine."}])
+    done = {row["prompt"] for row in read(out) if row["pair"] == pair}
+    bench.run([{"role": "user", "content": "Warm up the machine."}])
     for index, prompt in enumerate(bench.prompts):
-        turn = index % len(SYSTEMS)
-        order = [*SYSTEMS[turn:], *SYSTEMS[:turn]]
-        for system in [*order[:6], "costs", *order[6:]]:
-            if (index, system) in done:
-                continue
-            row: dict[str, Any] = {"pair": pair, "prompt": index, "system": system}
-            row |= {"costs": bench.costs()} if system == "costs" else bench.run(system, prompt)
-            append(out, row)
-            console.print(f"[dim]{pair} {index} {system}[/]")
+        if index in done:
+            continue
+        seconds = bench.run(prompt)
+        append(out, {"pair": pair, "prompt": index, "seconds": seconds, "costs": bench.costs()})
+        console.print(f"[dim]{pair} {index}: {seconds[PLAIN]:.1f} s by the target alone[/]")
 
 
 def median_profile(measured: Sequence[Sequence[dict[str, Any]]]) -> Profile:
@@ -145,11 +150,8 @@ def predictions(bench: Bench, traces: Traces, profile: Profile) -> dict[str, flo
 def report(bench: Bench, pair: str, traces: Traces, out: Path, console: Console) -> None:
     """Predictions and runs side by side."""
     rows = [row for row in read(out) if row["pair"] == pair and row["prompt"] < len(traces)]
-    profile = median_profile([row["costs"] for row in rows if row["system"] == "costs"])
-    predicted = predictions(bench, traces, profile)
-    timed = {
-        system: sum(row["seconds"] for row in rows if row["system"] == system) for system in SYSTEMS
-    }
+    predicted = predictions(bench, traces, median_profile([row["costs"] for row in rows]))
+    timed = {system: sum(row["seconds"][system] for row in rows) for system in SYSTEMS}
     table = Table(title=f"{pair}: {len(traces)} prompts, speed-up after the first token")
     for column in ("policy", "predicted", "timed", "error"):
         table.add_column(column, justify="left" if column == "policy" else "right")
