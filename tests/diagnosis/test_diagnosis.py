@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.diagnosis.conftest import NEW, PROMPTS, Recorded, make_pair, periodic, profile
+from tests.diagnosis.conftest import NEW, PROMPTS, Recorded, make_pair, periodic, profile, written
 
 from biglittle import Pair, ParameterError
-from biglittle.diagnosis import Diagnosis, Profile, builtin_prompts, diagnose
+from biglittle.diagnosis import Agreement, Diagnosis, Profile, builtin_prompts, diagnose
 from biglittle.diagnosis.diagnosis import conclude
 from biglittle.diagnosis.plots import save_plots
 from biglittle.diagnosis.predict import Comparison, settings
@@ -139,6 +139,17 @@ def test_tasks(recorded: Recorded) -> None:
     assert [(part.task, part.prompts) for part in found.tasks] == [("a", 2), ("b", 1)]
     best = found.predictions[0].by_prompt
     assert found.tasks[0].speedup == pytest.approx((best[0] + best[2]) / 2)
+
+
+def test_a_text_that_ends_at_once(tmp_path: Path) -> None:
+    """There is nothing to compare, and nothing breaks."""
+    pair = make_pair("other")
+    requests = pair.requests(PROMPTS[:1], policy="none", temperature=0, max_new_tokens=99)
+    found = conclude(pair, requests, written([9], [], []), profile())
+    assert not found.advice.speculate
+    assert {one.speedup for one in found.predictions} == {1.0}
+    assert found.agreement == Agreement(0.0, 0, (), ())
+    save_plots(found, tmp_path)
 
 
 # All of it.

@@ -52,7 +52,7 @@ def advise(best: Prediction, comparison: Comparison, device: str) -> Advice:
             "speed, which is within the error of the prediction."
         )
     else:
-        verdict = "Do not speculate here: every policy would be slower than the target alone."
+        verdict = "Do not speculate here: no policy would be faster than the target alone."
     return Advice(
         speculate=speculate,
         policy=best.policy if speculate else "none",

@@ -107,7 +107,7 @@ def diagnose(
         pair,
         prompts,
         traces,
-        progress=say("reading what the two models write"),
+        progress=say("recording what the models write"),
         max_new_tokens=max_new_tokens,
     )
     profile = measure_profile(pair, prompt=prompts[0], progress=say("timing passes"))
