@@ -147,20 +147,20 @@ def test_lookahead_of_the_longest_answer_and_of_one_that_is_named() -> None:
     summary = made()
     found = measured_lookaheads(summary)
     assert found is not None
-    assert found.title == "sums & <more>, example 0"
+    assert (found.task, found.example) == ("sums & <more>", "0")
     assert found.rounds == {"dynamic": [4, 2], "static:tokens=3": [3, 3], "bild": [1]}
     named = measured_lookaheads(summary, "words", "1")
     assert named is not None
-    assert named.title == "words, example 1"
+    assert (named.task, named.example) == ("words", "1")
     assert measured_lookaheads(summary, "words", "nobody") is None
 
 
 def test_an_oracle_can_be_drawn_beside() -> None:
     rounds = {"oracle": [7, 0, 9], "static": [5] * 6}
-    html = render(made((task(),)), lookaheads=Lookaheads("task $3$", rounds))
+    html = render(made((task(),)), lookaheads=Lookaheads("code", "$3$", rounds))
     assert "oracle: 3 rounds, 16 drafted tokens" in html
     assert "static: 6 rounds, 30 drafted tokens" in html
-    assert "every round of task $3$" in html
+    assert "every round of code, example $3$" in html
 
 
 def test_the_same_numbers_make_the_same_page() -> None:

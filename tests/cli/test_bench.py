@@ -53,7 +53,7 @@ def test_the_whole_way(bench: Any, tmp_path: Path) -> None:
     assert all(row["examples"] == 3 for row in found["rows"])
     assert [row["identical"] for row in found["rows"]] == [1.0, 1.0, None, *[1.0] * 5]
     assert found["header"]["settings"]["max_new_tokens"] == 8
-    assert {"report.html", "results.jsonl", "summary.csv", "summary.json"} == {
+    assert {"oracle.jsonl", "report.html", "results.jsonl", "summary.csv", "summary.json"} == {
         path.name for path in (tmp_path / "out").iterdir()
     }
     lines = result.stdout.splitlines()

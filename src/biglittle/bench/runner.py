@@ -136,12 +136,13 @@ class Bench:
         """The next turn's request, after the turns that have answers."""
         params = dataclasses.replace(self.params, stop=task.stop, seed=self._seed(task, example))
         try:
-            prompt = self._prompt(example, [answer.text for answer in answers])
+            prompt = self.prompt(example, [answer.text for answer in answers])
             return self.pair.requests(prompt, policy=PLAIN, params=params)[0], params
         except BiglittleError as error:
             raise type(error)(f"{task.name}, example {example.id}: {error}") from error
 
-    def _prompt(self, example: Example, answers: Sequence[str]) -> Any:
+    def prompt(self, example: Example, answers: Sequence[str] = ()) -> Any:
+        """What `Pair.generate` takes for the turn after those that have answers."""
         if example.chat and self._chat:
             turns = example.turns[: len(answers) + 1]
             asked = [{"role": "user", "content": turn} for turn in turns]
@@ -192,12 +193,12 @@ class Bench:
         tokens = plain.tokens[turn], other.tokens[turn]
         found = compare(self.pair, request.prompt, *tokens).difference
         assert found is not None, "their tokens differ"
-        words = [self.pair.tokenizer.decode([token]) for token in (found.plain, found.other)]
+        assert found.texts is not None, "there is a tokenizer"
         difference = Difference(
             *step.key,
             turn,
             found.position,
-            (words[0], words[1]),
+            found.texts,
             found.narrow,
             found.near_tie,
         )

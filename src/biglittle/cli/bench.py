@@ -30,6 +30,7 @@ from .screen import Screen, first_interrupt, plural
 if TYPE_CHECKING:
     from ..bench.compare import SideBySide
     from ..bench.records import Header
+    from ..bench.report import Lookaheads
     from ..bench.runner import Bench
     from ..bench.summary import Row, Summary
     from ..bench.systems import System
@@ -212,7 +213,7 @@ def bench(
     measure(run, screen)
     summary = conclude(run, models, run_code, screen)
     show(summary, screen)
-    write(summary, out, screen)
+    write(summary, lookaheads(run, summary, out, screen), out, screen)
 
 
 def need_packages() -> None:
@@ -402,7 +403,19 @@ def conclude(run: Bench, models: ModelOptions, run_code: bool, screen: Screen) -
         return summarize(run.log.recorded, run.tasks, shapes=shapes, run_code=run_code)
 
 
-def write(summary: Summary, out: Path, screen: Screen) -> None:
+def lookaheads(run: Bench, summary: Summary, out: Path, screen: Screen) -> Lookaheads | None:
+    """Of one example, the oracle's among them where decoding is greedy."""
+    from ..bench.oracle import with_oracle
+    from ..bench.report import measured_lookaheads
+
+    measured = measured_lookaheads(summary)
+    if measured is None or run.params.temperature:
+        return measured
+    with screen.status("asking an oracle about one example"):
+        return with_oracle(run, measured, out / "oracle.jsonl")
+
+
+def write(summary: Summary, found: Lookaheads | None, out: Path, screen: Screen) -> None:
     """The report and the numbers, as files."""
     from ..bench.export import write_csv, write_json
     from ..bench.report import write_report
@@ -410,7 +423,7 @@ def write(summary: Summary, out: Path, screen: Screen) -> None:
     with screen.status("drawing"):
         write_json(summary, out / "summary.json")
         write_csv(summary, out / "summary.csv")
-        write_report(summary, out / "report.html")
+        write_report(summary, out / "report.html", lookaheads=found)
     screen.note(f"the report: {out / 'report.html'}")
 
 

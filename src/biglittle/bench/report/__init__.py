@@ -25,14 +25,16 @@ __all__ = ["Lookaheads", "measured_lookaheads", "render", "write_report"]
 
 @dataclass(frozen=True, slots=True)
 class Lookaheads:
-    """How far was looked ahead in every round of one example.
+    """How far was looked ahead in every round of one example's first answer.
 
     Attributes:
-        title: Which example, in words.
+        task: The example's task.
+        example: Its id.
         rounds: Drafted tokens of every round, by what decided: a policy, or "oracle".
     """
 
-    title: str
+    task: str
+    example: str
     rounds: Mapping[str, Sequence[int]]
 
 
@@ -60,7 +62,7 @@ def measured_lookaheads(
         and record.answers[0].stats.drafted
         and not record.system.startswith(PEER)
     }
-    return Lookaheads(f"{task}, example {example}", found) if found else None
+    return Lookaheads(str(task), str(example), found) if found else None
 
 
 def write_report(summary: Summary, path: Path, *, lookaheads: Lookaheads | None = None) -> None:
@@ -129,9 +131,9 @@ def _pictures(summary: Summary, task: str, lookaheads: Lookaheads | None) -> lis
     found = []
     if lookaheads is not None:
         text = (
-            f"Tokens that were drafted in every round of {lookaheads.title}. An oracle drafts as "
-            "many as the target will accept; what lies above it is drafted in vain, what lies "
-            "below costs rounds."
+            f"Tokens that were drafted in every round of {lookaheads.task}, example "
+            f"{lookaheads.example}. An oracle drafts exactly what the target will accept; what "
+            "lies above it is drafted in vain, what lies below costs rounds."
         )
         svg = plots.lookahead_per_round(lookaheads.rounds)
         found.append(_Picture("Lookahead, round by round", text, svg))
