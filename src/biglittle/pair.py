@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from . import catalogue
 from .chat import Chat
 from .decoding import Engine, Request
 from .decoding.sampling import resolve
@@ -21,7 +20,7 @@ from .drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDraft
 from .engines import open_model
 from .engines.base import EncoderInput, Runner
 from .engines.llama_cpp import LlamaOptions
-from .engines.loading import Recipe
+from .engines.loading import recipes
 from .engines.transformers import TransformersRunner
 from .errors import ParameterError, PolicyError, UnsupportedModelError
 from .matching import DraftSpec, check_pair, check_tokenizers, parse_draft, shared_vocab
@@ -56,8 +55,8 @@ def load(
     """Load a target and what drafts for it.
 
     Args:
-        target: A hub id, a local folder, a GGUF file, a name from `biglittle models`, or a
-            transformers (or PEFT) model in memory.
+        target: A hub id, a local folder, a GGUF file, a name from `biglittle models`, or a model
+            in memory: a transformers (or PEFT) model, or a `LlamaModel`.
         draft: A little model, given the same way; or `"early-exit:layers=4"` (the target's first
             layers), or `"prompt-lookup"` (the text so far; `"prompt-lookup:ngram=3"`); None for
             the target alone.
@@ -90,27 +89,21 @@ def load(
     """
     chosen = None if policy is None else parse_policy(policy)
     spec = parse_draft(draft)
-    shared: dict[str, Any] = {
-        "pack": pack,
-        "trust_remote_code": trust_remote_code,
-        "llama": llama,
-    }
-    big = Recipe(
-        source=target, engine=engine, dtype=dtype, device=device, adapter=adapter, **shared
+    big, little = recipes(
+        target,
+        spec.model,
+        dtype=dtype,
+        device=device,
+        draft_dtype=draft_dtype,
+        draft_device=draft_device,
+        draft_quantize=draft_quantize,
+        engine=engine,
+        draft_engine=draft_engine,
+        adapter=adapter,
+        pack=pack,
+        trust_remote_code=trust_remote_code,
+        llama=llama,
     )
-    little = Recipe(
-        source=spec.model,
-        engine=draft_engine or _engine_for(spec.model, engine),
-        dtype="auto" if draft_dtype is None else draft_dtype,
-        device=device if draft_device is None else draft_device,
-        quantize=draft_quantize,
-        draft=True,
-        **shared,
-    )
-    if draft_dtype is None and not little.in_llama:  # a file that is run as it is has its own
-        little = dataclasses.replace(little, dtype=dtype)
-    if spec.model is None:
-        _refuse(draft_dtype=draft_dtype, draft_device=draft_device)
     own = big.tokenizer() if tokenizer is None else tokenizer
     little_tokenizer = None
     if spec.model is not None:
@@ -123,32 +116,15 @@ def load(
     return Pair(model, spec, own, little_tokenizer, policy=chosen)
 
 
-def _engine_for(draft: Any, engine: str) -> str:
-    """The target's engine, for a draft that it can run."""
-    if engine != "llama.cpp":
-        return "auto" if draft is None else engine
-    named = isinstance(draft, str | Path)
-    gguf = named and (
-        str(draft).lower().endswith(".gguf") or catalogue.find(str(draft)) is not None
-    )
-    return engine if gguf else "auto"
-
-
-def _refuse(**options: Any) -> None:
-    """Raise `ParameterError` for options of a draft model where there is none."""
-    for name, value in options.items():
-        if value is not None:
-            raise ParameterError(f"{name}={value!r} needs a draft model; give one as draft")
-
-
 class Pair:
     """A target and its drafter, ready to generate. `load` makes one.
 
     Args:
-        target: A transformers (or PEFT) model.
+        target: A transformers (or PEFT) model, or a `LlamaModel`.
         draft: A model, a string as in `load`, or None.
-        tokenizer: The target's; None to work with token ids.
-        draft_tokenizer: The draft's, to be checked against the target's; None if it is the same.
+        tokenizer: The target's; None for a `LlamaModel`'s own, or to work with token ids.
+        draft_tokenizer: The draft's, to be checked against the target's; None for a `LlamaModel`'s
+            own, or if it is the same.
         policy: The default policy.
     """
 
@@ -164,6 +140,9 @@ class Pair:
         spec = draft if isinstance(draft, DraftSpec) else parse_draft(draft)
         self._target = open_model(target)
         self._draft = None if spec.model is None else open_model(spec.model)
+        tokenizer = self._target.tokenizer if tokenizer is None else tokenizer
+        if self._draft is not None and draft_tokenizer is None:
+            draft_tokenizer = self._draft.tokenizer
         self.tokenizer = tokenizer
         self._spec = spec
         runner = self._target.runner()  # refuses what cannot take part
@@ -191,7 +170,7 @@ class Pair:
         self.name = runner.name
 
     def __repr__(self) -> str:
-        return f"Pair({self.name!r}, draft={self._spec}, policy={str(self.policy)!r})"
+        return f"Pair({self.name!r}, draft={self.draft_name}, policy={str(self.policy)!r})"
 
     @property
     def target(self) -> Any:
@@ -389,7 +368,7 @@ class Pair:
         chosen = self.policy if policy is None else self._policy(policy)
         prompts, single = self._prompts.read(prompt)
         if params.stop_strings and self.tokenizer is None:
-            raise ParameterError("stop strings need a tokenizer; pass tokenizer= to load")
+            raise ParameterError("stop strings need a tokenizer; pass tokenizer= to load or Pair")
         stops, ends = self._stops(params)
         found: list[Request] = []
         pointwise = None

@@ -177,8 +177,8 @@ class Prompts:
     def _need_tokenizer(self, where: str) -> Any:
         if self._tokenizer is None:
             raise ParameterError(
-                f"{where} is text, but the pair has no tokenizer; pass tokenizer= to load, or "
-                "give token ids"
+                f"{where} is text, but the pair has no tokenizer; pass tokenizer= to load or Pair, "
+                "or give token ids"
             )
         return self._tokenizer
 

@@ -27,8 +27,12 @@ def test_list(run: Run, cached: Path) -> None:
     lines = run("models").stdout.splitlines()
     for entry in catalogue.entries():
         (at,) = (i for i, line in enumerate(lines) if line.startswith(entry.name))
-        text = " ".join(lines[at : at + 3])
-        assert ("not fetched" in text) == (entry.name != cached.name)
+        text = " ".join(lines[at : at + 5])
+        here = entry.name == cached.name
+        assert text.count("not fetched") == (1 if here else 2)
+        assert f"for llama.cpp: GGUF, {entry.quantization}, " in text
+        wanted = "bfloat16, unpacked from" if here else "bfloat16, the hub's own, or unpacked from"
+        assert f"for transformers: {wanted} {entry.quantization}, " in text
         assert entry.licence in text
         assert entry.hub_id in text
         assert entry.packages[0] in text
@@ -42,6 +46,26 @@ def test_json(run: Run, cached: Path) -> None:
     assert there == {cached.name: str(cached)}
     (size,) = (one["folder_bytes"] for one in listed if one["cached"])
     assert size == 1502
+    (quantized,) = (one for one in listed if one["cached"])
+    assert (quantized["quantization"], quantized["unpacked"], quantized["gguf"]) == (
+        "Q4_1",
+        True,
+        None,
+    )
+
+
+def test_gguf_files_are_listed_too(run: Run, cached: Path) -> None:
+    file = cached.with_name(f"{cached.name}.gguf")
+    file.write_bytes(b"0" * 2500)
+    listed = json.loads(run("models", "--json").stdout)
+    assert [one["gguf"] for one in listed if one["gguf"]] == [str(file)]
+    assert f"{cached.name}.gguf (2 kB)" in run("doctor").stdout
+
+
+def test_folders_of_the_hubs_own_say_so(run: Run, cached: Path) -> None:
+    (cached / ".from-hub").touch()
+    listed = json.loads(run("models", "--json").stdout)
+    assert [one["unpacked"] for one in listed if one["cached"]] == [False]
 
 
 def test_fetch_prints_the_folder(run: Run, cached: Path) -> None:
@@ -55,7 +79,8 @@ def test_nothing_is_fetched_if_a_name_is_wrong(run: Run, monkeypatch: pytest.Mon
     assert run("models", "fetch", "smollm2-135m-instruct", "smolm").exit_code == 2
 
 
-def test_doctor(run: Run, cached: Path) -> None:
+def test_doctor(run: Run, cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.5, 0.5))
     found = json.loads(run("doctor", "--json").stdout)
     assert found["versions"]["biglittle"] == __version__
     assert found["versions"]["torch"]
@@ -74,6 +99,18 @@ def test_doctor_hints_at_what_is_missing(run: Run) -> None:
     hints = "\n".join(json.loads(run("doctor", "--json").stdout)["hints"])
     assert "biglittle models fetch qwen2.5-coder-1.5b-instruct qwen2.5-coder-0.5b-instruct" in hints
     assert "HF_HUB_OFFLINE" in hints
+
+
+@pytest.mark.parametrize(("load", "busy"), [(6.9, True), (0.1, False)])
+def test_doctor_warns_of_a_busy_machine(
+    run: Run, monkeypatch: pytest.MonkeyPatch, load: float, busy: bool
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    hints = "\n".join(json.loads(run("doctor", "--json").stdout)["hints"])
+    assert ("load 6.9 on 2 cores" in hints) == busy
+    assert ("OMP_WAIT_POLICY=passive" in hints) == busy
+    assert ("torch uses 1 threads of 2 cores" in hints) == (not busy)
 
 
 def test_version(run: Run) -> None:

@@ -92,10 +92,18 @@ def _compute() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count(),
+        "load": _load(),
         "memory_bytes": _memory(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "cpu_features": _cpu_features(),
     }
+
+
+def _load() -> float | None:
+    """Threads that ran or waited to, on average over the last minute, where it can be asked."""
+    with suppress(OSError, AttributeError):
+        return os.getloadavg()[0]
+    return None
 
 
 def _memory() -> int | None:
@@ -117,12 +125,22 @@ def _cpu_features() -> list[str]:
 
 def _models() -> dict[str, Any]:
     folder = cache_dir()
-    cached = {
-        entry.name: bytes_below(folder / "models" / entry.name)
-        for entry in catalogue.entries()
-        if catalogue.is_cached(entry)
+    entries = catalogue.entries()
+    return {
+        "cache": str(folder),
+        "cache_bytes": bytes_below(folder),
+        "cached": {
+            entry.name: bytes_below(folder / "models" / entry.name)
+            for entry in entries
+            if catalogue.is_cached(entry)
+        },
+        "gguf": {
+            entry.name: catalogue.gguf_file(entry).stat().st_size
+            for entry in entries
+            if catalogue.is_cached(entry, gguf=True)
+        },
+        "dequantized_bytes": bytes_below(folder / "gguf"),
     }
-    return {"cache": str(folder), "cache_bytes": bytes_below(folder), "cached": cached}
 
 
 def _hub() -> dict[str, Any]:
@@ -147,7 +165,14 @@ def _hints(found: dict[str, Any]) -> Iterator[str]:
     gpu = len(compute["devices"]) > 1
     if not gpu and shutil.which("nvidia-smi"):
         yield "there is an NVIDIA GPU, but this torch cannot use it: install a CUDA build of torch"
-    if compute["threads"] < compute["cores"]:
+    busy = compute["load"] is not None and compute["load"] > compute["cores"]
+    if busy:
+        yield (
+            f"load {compute['load']:.1f} on {plural(compute['cores'], 'core')}: as many threads as "
+            "cores, which wait for each other by spinning, can be ten times slower than a few; "
+            "lower OMP_NUM_THREADS, or set OMP_WAIT_POLICY=passive (slower on a quiet machine)"
+        )
+    elif compute["threads"] < compute["cores"]:
         yield (
             f"torch uses {compute['threads']} threads of {compute['cores']} cores: unset or raise "
             "OMP_NUM_THREADS"
@@ -190,6 +215,10 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cache", f"{models['cache']} ({size(models['cache_bytes'])})"
     for name, count in models["cached"].items():
         yield "", f"{name} ({size(count)})"
+    for name, count in models["gguf"].items():
+        yield "", f"{name}.gguf ({size(count)})"
+    if models["dequantized_bytes"]:
+        yield "", f"your .gguf files, dequantized ({size(models['dequantized_bytes'])})"
     state = "offline" if hub["offline"] else "reachable" if hub["reachable"] else "does not answer"
     yield "hub", f"{hub['endpoint']}: {state}"
     yield "hub's cache", f"{hub['cache']} ({size(hub['cache_bytes'])})"

@@ -138,7 +138,7 @@ def generate(
         else:
             results = show_text(chunks, pair, requests, [a.source for a in asked], n, screen)
     if output.stats and results:
-        report(results, time.perf_counter() - began, screen)
+        report(results, time.perf_counter() - began, pair, screen)
     leave(results, interrupted.is_set())
 
 
@@ -264,12 +264,12 @@ def _heading(index: int, samples: int, sources: Sequence[str]) -> str:
     return f"{'' if index == 0 else chr(10)}==> {sources[prompt]}{which} <==\n"
 
 
-def report(results: Sequence[Result], seconds: float, screen: Screen) -> None:
-    """Statistics of all results together."""
+def report(results: Sequence[Result], seconds: float, pair: Pair, screen: Screen) -> None:
+    """Statistics of all results together, and what ran."""
     from ..results import Stats
 
     total = Stats.total(result.stats for result in results)
-    text = summary(total, seconds, passes=len(results) == 1)
+    text = f"{summary(total, seconds, passes=len(results) == 1)} · {pair.summary}"
     if len(results) == 1:
         screen.note(f"{text} · ended by {results[0].finish_reason.value}")
     else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from .. import catalogue
 from .options import ModelOptions
 from .screen import Screen
 
@@ -28,27 +29,47 @@ def quiet_libraries() -> None:
 
 def load_pair(models: ModelOptions, policy: str | None, screen: Screen) -> Pair:
     """Load what the options say, telling the user what takes so long."""
-    names = [models.target] if models.drafter is None else [models.target, models.drafter]
-    engines = [models.engine, models.draft_engine or models.engine]
-    for name, engine in zip(names, engines, strict=False):
-        if (entry := catalogue.find(name)) is not None:
-            bring = catalogue.fetch_gguf if engine == "llama.cpp" else catalogue.fetch
-            bring(entry, progress=not screen.err.quiet)  # shows its own progress
-    with screen.status(f"loading {' and '.join(names)}"):
+    options: dict[str, Any] = {
+        "dtype": models.dtype,
+        "device": models.device,
+        "draft_dtype": models.draft_dtype,
+        "draft_device": models.draft_device,
+        "draft_quantize": models.draft_quantize,
+        "adapter": models.adapter,
+        "trust_remote_code": models.trust_remote_code,
+        "engine": models.engine,
+        "draft_engine": models.draft_engine,
+        "llama": models.llama,
+    }
+    with screen.status("starting"):
+        from ..engines.loading import recipes
+        from ..matching import parse_draft
         from ..pair import load
 
-        return load(
-            models.target,
-            models.drafter,
-            policy=policy,
-            dtype=models.dtype,
-            device=models.device,
-            draft_dtype=models.draft_dtype,
-            draft_device=models.draft_device,
-            draft_quantize=models.draft_quantize,
-            adapter=models.adapter,
-            trust_remote_code=models.trust_remote_code,
-            engine=models.engine,
-            draft_engine=models.draft_engine,
-            llama=models.llama,
-        )
+        found = recipes(models.target, parse_draft(models.drafter).model, **options)
+    for recipe in found:
+        recipe.fetch(progress=not screen.err.quiet)  # shows its own progress
+    names = [models.target] if models.drafter is None else [models.target, models.drafter]
+    with screen.status(f"loading {' and '.join(names)}"), _notes(screen):
+        return load(models.target, models.drafter, policy=policy, **options)
+
+
+@contextmanager
+def _notes(screen: Screen) -> Iterator[None]:
+    """Within, what the library has to say is shown like our own notes."""
+    handler = _Notes(screen)
+    log = logging.getLogger("biglittle")
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class _Notes(logging.Handler):
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._screen.note(record.getMessage(), "yellow")

@@ -44,18 +44,25 @@ def models(
 
 
 def _show(entry: CatalogueEntry, screen: Screen) -> None:
-    cached = catalogue.is_cached(entry)
-    state = Text("cached", "green") if cached else Text("not fetched", "dim")
     count = len(entry.packages)
-    lines = (
-        f"{entry.parameters / 1e9:.2f} billion parameters, {size(entry.folder_bytes)} on disk, "
-        f"{entry.licence}: {entry.description}",
-        f"from the hub ({entry.hub_id}), or else from PyPI ({size(entry.bytes)}: "
-        f"{entry.packages[0]}{f' and {count - 1} more' if count > 1 else ''})",
-    )
-    screen.out.print(Text.assemble((entry.name, "bold"), "  ", state), soft_wrap=True)
-    for line in lines:
-        screen.out.print(Text(f"    {line}"), soft_wrap=True)
+    unpacked = f"unpacked from {entry.quantization}"
+    made = unpacked if catalogue.is_unpacked(entry) else f"the hub's own, or {unpacked}"
+    screen.out.print(Text(entry.name, "bold"), soft_wrap=True)
+    for line in (
+        Text(f"{entry.parameters / 1e9:.2f} billion parameters, {entry.licence}: ")
+        + Text(entry.description),
+        Text(f"for transformers: bfloat16, {made}, {size(entry.folder_bytes)}, ")
+        + _state(catalogue.is_cached(entry)),
+        Text(f"for llama.cpp: GGUF, {entry.quantization}, {size(entry.bytes)}, ")
+        + _state(catalogue.is_cached(entry, gguf=True)),
+        Text(f"from the hub: {entry.hub_id}; from PyPI: ")
+        + Text(f"{entry.packages[0]}{f' and {count - 1} more' if count > 1 else ''}"),
+    ):
+        screen.out.print(Text("    ") + line, soft_wrap=True)
+
+
+def _state(cached: bool) -> Text:
+    return Text("cached", "green") if cached else Text("not fetched", "dim")
 
 
 @app.command()
@@ -84,6 +91,7 @@ def _find(name: str) -> CatalogueEntry:
 def _data(entry: CatalogueEntry) -> dict[str, Any]:
     folder = cache_dir() / "models" / entry.name
     cached = catalogue.is_cached(entry)
+    gguf = catalogue.is_cached(entry, gguf=True)
     return {
         "name": entry.name,
         "hub_id": entry.hub_id,
@@ -92,7 +100,10 @@ def _data(entry: CatalogueEntry) -> dict[str, Any]:
         "parameters": entry.parameters,
         "packages": list(entry.packages),
         "download_bytes": entry.bytes,
+        "quantization": entry.quantization,
         "folder_bytes": bytes_below(folder) if cached else entry.folder_bytes,
         "cached": cached,
         "folder": str(folder) if cached else None,
+        "unpacked": catalogue.is_unpacked(entry) if cached else None,
+        "gguf": str(catalogue.gguf_file(entry)) if gguf else None,
     }

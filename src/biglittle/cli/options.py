@@ -111,9 +111,19 @@ class ModelOptions:
             help="Most tokens of one text. Default: what a model was trained for.", **_LLAMA
         ),
     ] = None
-    n_threads: Annotated[int | None, typer.Option(help="Default: as torch.", **_LLAMA)] = None
+    n_threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Threads for one token at a time. Default: as torch, usually all cores.", **_LLAMA
+        ),
+    ] = None
     n_threads_batch: Annotated[
-        int | None, typer.Option(help="For passes over many tokens.", **_LLAMA)
+        int | None,
+        typer.Option(
+            help="Threads for many tokens: the prompt, and checking a draft. Default: as "
+            "--n-threads.",
+            **_LLAMA,
+        ),
     ] = None
     n_gpu_layers: Annotated[
         int | None, typer.Option(help="Layers on a GPU; -1 is all.", **_LLAMA)
@@ -121,7 +131,12 @@ class ModelOptions:
     type_k: Annotated[
         str | None, typer.Option(help="Type of cached keys: f16, f32, bf16, q8_0 …", **_LLAMA)
     ] = None
-    type_v: Annotated[str | None, typer.Option(help="Type of cached values.", **_LLAMA)] = None
+    type_v: Annotated[
+        str | None,
+        typer.Option(
+            help="Type of cached values. A quantized one needs fused attention.", **_LLAMA
+        ),
+    ] = None
     flash_attn: Annotated[
         bool | None,
         typer.Option(
@@ -236,10 +251,12 @@ class OutputOptions:
 def in_options(message: str) -> str:
     """A message of the library in the words of the command line.
 
-    `max_new_tokens=0` becomes `--max-new-tokens 0`, and `draft='prompt-lookup'` becomes
-    `--draft prompt-lookup`.
+    `max_new_tokens=0` becomes `--max-new-tokens 0`, `draft='prompt-lookup'` becomes
+    `--draft prompt-lookup`, and `flash_attn=False` becomes `--no-flash-attn`.
     """
     for name, flag in _flags().items():
+        message = re.sub(rf"(?<![\w-]){name}=True\b", flag, message)
+        message = re.sub(rf"(?<![\w-]){name}=False\b", f"--no-{flag[2:]}", message)
         message = re.sub(rf"(?<![\w-]){name}=('?)([^\s,;:)']*)\1", rf"{flag} \2", message)
         message = re.sub(rf"^{name}: ", f"{flag}: ", message)
         if "_" in name:  # a word that can be nothing else
@@ -252,6 +269,7 @@ def _flags() -> dict[str, str]:
     fields = [*dataclasses.fields(ModelOptions), *dataclasses.fields(SamplingOptions)]
     flags = {field.name: "--" + field.name.replace("_", "-") for field in fields}
     others = {"bad_words": "--bad-word", "eos_token_ids": "--eos-token-id", "policy": "--policy"}
+    others |= {"use_mmap": "--mmap", "force": "--force"}
     return {**flags, **others, "n": "-n", "logprobs": "--logprobs", "stop_strings": "--stop"}
 
 

@@ -150,6 +150,10 @@ class Model(Protocol):
         """Where logits come from."""
 
     @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer, where the model holds one; None where that lies beside it."""
+
+    @property
     def generation_config(self) -> GenerationConfig:
         """The model's own defaults."""
 

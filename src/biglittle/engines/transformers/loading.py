@@ -130,7 +130,8 @@ def load_model(
     if kind == "auto" and where.type == "cpu" and model.dtype == torch.float16:
         model = model.to(torch.bfloat16)
     if (entry := catalogue.find(str(source))) is not None:
-        model.config._name_or_path = entry.hub_id  # rather than a folder of the cache
+        # Rather than a folder of the cache; the hub's name is for the hub's own weights.
+        model.config._name_or_path = entry.name if catalogue.is_unpacked(entry) else entry.hub_id
     model = model.to(where)
     if adapter is not None:
         model = _with_adapter(model, adapter)

@@ -57,6 +57,11 @@ class TransformersModel:
         return embedding_weight(self.model).device
 
     @property
+    def tokenizer(self) -> None:
+        """See `Model.tokenizer`: a model of transformers does not hold it."""
+        return None
+
+    @property
     def generation_config(self) -> GenerationConfig:
         """See `Model.generation_config`."""
         config = self.model.generation_config
