@@ -56,7 +56,7 @@ def test_an_existing_file_needs_force(run: Run, folders: dict[str, str], tmp_pat
     result = run("convert", folders["draft"], str(out))
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        f"error: {out} exists; give another name, or use force to replace it"
+        f"error: {out} exists; give another name, or --force to replace it"
     ]
     assert out.read_bytes() == b"precious"
     assert run("convert", folders["draft"], str(out), "--force").exit_code == 0
@@ -71,6 +71,13 @@ def test_errors_are_a_line(run: Run, folders: dict[str, str], tmp_path: Path) ->
     result = run("convert", str(tmp_path / "nowhere"), str(tmp_path / "a.gguf"))
     assert result.exit_code == 2
     assert result.stderr == f"error: {tmp_path / 'nowhere'}: no such file or folder\n"
+
+
+@pytest.mark.parametrize("quantize", ["q3_k", "q4_k", "Q5_K"])
+def test_a_type_without_its_mixture(run: Run, tmp_path: Path, quantize: str) -> None:
+    """The medium one is what most people mean, though others are spelt more alike."""
+    result = run("convert", "./model", str(tmp_path / "a.gguf"), "-q", quantize)
+    assert result.stderr.endswith(f"; did you mean '{quantize.lower()}_m'?\n")
 
 
 def test_a_bad_request_is_refused_before_a_model_is_fetched(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ..errors import ParameterError
 from .loading import quiet_libraries
 from .screen import Screen, percent, size
 
@@ -52,13 +53,15 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     check: Annotated[
         bool,
-        typer.Option("--check/--no-check", help="Compare logits with the original's."),
+        typer.Option("--check/--no-check", help="Compare logits with those of MODEL."),
     ] = True,
 ) -> None:
     """Write a model as a GGUF file for the llama.cpp engine.
 
     llama.cpp must tokenize and compute as the original does; otherwise no file is left.
     """
+    if out.exists() and not force:  # said before torch is imported
+        raise ParameterError(f"{out} exists; give another name, or --force to replace it")
     screen = Screen()
     with screen.status("starting"):
         quiet_libraries()

@@ -180,9 +180,10 @@ def _silent(what: str, done: int, total: int) -> None:
 
 def _check_request(kind: str, target: Path, force: bool) -> None:
     if kind not in QUANTIZATIONS:
+        usual = f"{kind}_m"  # what most people mean by q4_k
+        hint = nearest(usual if usual in QUANTIZATIONS else kind, QUANTIZATIONS)
         raise ParameterError(
-            f"unknown quantization {kind!r}; known: {', '.join(QUANTIZATIONS)}"
-            f"{nearest(kind, QUANTIZATIONS)}"
+            f"unknown quantization {kind!r}; known: {', '.join(QUANTIZATIONS)}{hint}"
         )
     if target.suffix != ".gguf":
         raise ParameterError(f"{target}: the output's name must end in .gguf")
@@ -191,7 +192,7 @@ def _check_request(kind: str, target: Path, force: bool) -> None:
     if target.is_dir():
         raise ParameterError(f"{target} is a folder; give a file's name")
     if target.exists() and not force:
-        raise ParameterError(f"{target} exists; give another name, or use force to replace it")
+        raise ParameterError(f"{target} exists; give another name, or force=True to replace it")
 
 
 def _check_space(target: Path, planned: Sequence[Planned], base: str, kind: str) -> None:
