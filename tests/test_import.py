@@ -35,3 +35,9 @@ def test_help_does_not_import_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["0", "[]"]
+
+
+def test_the_package_is_a_program() -> None:
+    command = [sys.executable, "-m", "biglittle", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"biglittle {biglittle.__version__}\n"

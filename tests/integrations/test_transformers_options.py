@@ -424,6 +424,7 @@ def test_one_row_needs_no_padding_and_no_copies() -> None:
     [
         ("promt-lookup", None, biglittle.ParameterError, "'promt-lookup' is neither a model"),
         ("early-exit", None, biglittle.ParameterError, "early-exit:layers=NUMBER"),
+        ("a.GGUF", None, biglittle.ParameterError, "GGUF draft cannot be used .*biglittle.load"),
         (object(), None, biglittle.UnsupportedModelError, "object is not a transformers model"),
         ("prompt-lookup", "dinamic", biglittle.PolicyError, "did you mean 'dynamic'"),
     ],

@@ -13,6 +13,7 @@ import transformers as tf
 from torch import Tensor
 
 from ...decoding import Row
+from ...engines.llama_cpp import LlamaModel
 from ...engines.transformers.capability import base_model
 from ...errors import ParameterError, nearest
 from ...lookahead import Confidence, Constant, Heuristic
@@ -87,7 +88,13 @@ class Assisted:
 
     def __init__(self, draft: Any = None, policy: PolicyLike | None = None) -> None:
         self._spec = parse_draft(draft)
-        if isinstance(self._spec.model, str | Path):
+        named = isinstance(self._spec.model, str | Path)
+        if isinstance(draft, LlamaModel) or (named and str(draft).lower().endswith(".gguf")):
+            raise ParameterError(
+                f"draft {str(draft)!r}: a GGUF draft cannot be used inside transformers; load both "
+                "models with biglittle.load instead"
+            )
+        if named:
             raise ParameterError(
                 f"draft {str(draft)!r} is neither a model nor 'prompt-lookup' nor "
                 "'early-exit:layers=NUMBER'; load the model with from_pretrained first"

@@ -1,0 +1,5 @@
+"""`python -m biglittle`: the command line without its script."""
+
+from .cli import main
+
+main()
