@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,17 @@ def tokens_of(tokenizer: Any) -> list[str]:
     return sorted(tokenizer.get_vocab(), key=lambda token: int(tokenizer.get_vocab()[token]))
 
 
-def write_gguf(model: Any, tokens: Sequence[str], path: Path, **sampling: float) -> None:
-    """What llama.cpp's converter makes of a Llama whose tokenizer has these tokens."""
+def write_gguf(
+    model: Any,
+    tokens: Sequence[str],
+    path: Path,
+    change: Callable[[gguf.GGUFWriter], None] | None = None,
+    **sampling: Any,
+) -> None:
+    """What llama.cpp's converter makes of a Llama whose tokenizer has these tokens.
+
+    `change` may add to the file's metadata, or say something else there.
+    """
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config.num_hidden_layers)
@@ -46,7 +55,9 @@ def write_gguf(model: Any, tokens: Sequence[str], path: Path, **sampling: float)
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(0)
     for name, value in sampling.items():
-        writer.add_float32(f"general.sampling.{name}", value)
+        writer.add_key_value(f"general.sampling.{name}", value, gguf.GGUFValueType.get_type(value))
+    if change is not None:
+        change(writer)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         array = weight.float().numpy()

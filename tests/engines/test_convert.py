@@ -25,6 +25,7 @@ from biglittle.errors import LoadError, ParameterError, UnsupportedModelError
 pytest.importorskip("llama_cpp")
 
 from biglittle.engines.llama_cpp import LlamaModel, read_tokenizer
+from biglittle.engines.llama_cpp import context as contexts
 from biglittle.engines.llama_cpp import convert as module
 from biglittle.engines.llama_cpp.binding import library
 from biglittle.engines.llama_cpp.conversion import architectures
@@ -235,6 +236,25 @@ def test_ragged_rows_have_the_logits_of_the_original(
     for at, (row, new) in enumerate(zip(rows, more, strict=True)):
         wanted = _wanted(model, row + new, len(new))
         assert closeness(wanted, logits[at, : len(new)]).error < 1e-3
+
+
+@pytest.mark.parametrize("shared", [20, 290])
+def test_what_a_sliding_window_hid_is_not_taken_for_what_was_read(
+    made: dict[str, tuple[Any, Path]], monkeypatch: pytest.MonkeyPatch, shared: int
+) -> None:
+    monkeypatch.setattr(contexts, "FIRST_CELLS", 256)
+    model, path = made["gemma3"]
+    ids = _ids(290, 6)
+    runner = LlamaModel(path, EXACT).runner()
+    runner.admit(Prompt(tuple(ids[:250])))
+    runner.forward(torch.tensor([ids[250:]]), [40])  # into a larger context
+    saved = runner.save(0, ids)
+    prompt = [*ids[:shared], 7]
+    logits = runner.admit(Prompt(tuple(prompt)), saved)
+    assert closeness(_wanted(model, prompt, 1), logits).error < 1e-3
+    runner.truncate([251, shared])
+    logits = runner.forward(torch.tensor([[8], [7]]), [1, 1])
+    assert closeness(_wanted(model, prompt, 1), logits[1]).error < 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -520,7 +540,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         ("out.gguf", "q4", "unknown quantization 'q4'; known: f32, bf16, .*; did you mean 'q4_"),
         ("nowhere/out.gguf", "bf16", "nowhere: no such folder"),
         ("folder.gguf", "bf16", "is a folder"),
-        ("there.gguf", "bf16", "exists; give another name, or use force"),
+        ("there.gguf", "bf16", "exists; give another name, or force=True"),
     ],
 )
 def test_requests_that_cannot_be_met(

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from tests.engines.llama_greedy import own_greedy
@@ -17,6 +22,7 @@ from tests.tiny_gguf import EXACT, made_up, tokens_of, write_gguf
 import biglittle
 from biglittle import LlamaModel, LlamaOptions, Pair, ParameterError
 from biglittle.audit import audit
+from biglittle.engines import Prompt
 from biglittle.engines.llama_cpp import context as contexts
 from biglittle.engines.llama_cpp.binding import library
 
@@ -26,6 +32,7 @@ TOKENIZER = bytes_tokenizer(merges=[("t", "h")])
 PROMPTS = [[3, 4, 5, 3, 4], [9, 9], [11, 12, 13, 11, 12, 13, 11], [80, 70, 80]]
 POLICIES = ("none", "dynamic", "static:tokens=3", "heuristic")
 NEW = 24
+ROOM = 256  # tokens: the smallest context that llama.cpp makes
 
 
 @pytest.fixture(scope="module")
@@ -226,13 +233,103 @@ def test_contexts_and_models_are_freed(
 def test_a_context_that_is_full_is_left_for_a_larger_one(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contexts, "FIRST_CELLS", 16)
-    monkeypatch.setattr(contexts, "STEP", 16)
+    monkeypatch.setattr(contexts, "FIRST_CELLS", ROOM)
     model = LlamaModel(files[0], EXACT)
-    found = Pair(model, model).generate(PROMPTS, policy="static", max_new_tokens=60)
+    options: dict[str, Any] = {"max_new_tokens": 80, "ignore_eos": True}
+    found = Pair(model, model).generate(PROMPTS, policy="static", **options)
+    assert model._idle[0].cells > ROOM
     for row, prompt in zip(found, PROMPTS, strict=True):
-        wanted = own_greedy(model, prompt, 60)[: len(row.token_ids)]
-        assert list(row.token_ids) == wanted
+        assert list(row.token_ids) == own_greedy(model, prompt, 80)
+
+
+def test_samples_go_on_sharing_their_prompt_in_a_larger_context(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contexts, "FIRST_CELLS", ROOM)
+    model = LlamaModel(files[0], EXACT)
+    prompt = [3 + index % 90 for index in range(90)]
+    options: dict[str, Any] = {"temperature": 1e-9, "max_new_tokens": 30, "ignore_eos": True}
+    samples = Pair(model).generate(prompt, n=8, **options)
+    assert all(list(found.token_ids) == own_greedy(model, prompt, 30) for found in samples)
+    assert model._idle[0].cells == 2 * ROOM  # of 8 · 120 tokens, 90 + 8 · 30 have their own cells
+
+
+@pytest.mark.parametrize("refuses", ["llama.cpp", "memory", "move"])
+def test_a_context_that_cannot_grow_stays_as_it_was(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    monkeypatch.setattr(contexts, "FIRST_CELLS", ROOM)
+    model = LlamaModel(files[0], EXACT)
+    options: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
+    with monkeypatch.context() as patch:
+        if refuses == "llama.cpp":
+            patch.setattr(library(), "llama_init_from_model", lambda *_: None)
+        elif refuses == "memory":
+            patch.setattr(contexts, "available_memory", lambda: 1000)
+        else:
+            patch.setattr(library(), "llama_state_set_data", lambda *_: 0)
+        for prompts in ([[5] * 70] * 4, [[5, 6]] * 5):  # too many tokens, and too many rows
+            with pytest.raises(biglittle.BiglittleError, match="room for|need|could not move"):
+                Pair(model).generate(prompts, **options)
+    for prompts in (PROMPTS, [[5] * 70] * 4, [[5, 6]] * 5):
+        for prompt, found in zip(prompts, Pair(model).generate(prompts, **options), strict=True):
+            assert list(found.token_ids) == own_greedy(model, prompt, 8)
+
+
+def test_what_is_kept_leaves_room_for_rows(
+    big: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = big.runner()
+    with torch.inference_mode():
+        runner.admit(Prompt((3, 4, 5)))
+        monkeypatch.setattr(contexts, "ROWS", contexts.SEQUENCES - 2)
+        kept = [runner.save(0, [3, 4, 5]) for _ in range(4)]
+        assert [saved is not None for saved in kept] == [True, True, False, False]
+        kept.clear()
+        assert runner.save(0, [3, 4, 5]) is not None
+
+
+def test_a_runner_takes_the_context_where_its_saved_state_lies(big: LlamaModel) -> None:
+    def saved_by(runner: Any) -> Any:
+        runner.admit(Prompt((3, 4, 5)))
+        return runner.save(0, [3, 4, 5])
+
+    with torch.inference_mode():
+        runners = [big.runner() for _ in range(4)]  # more than are kept idle
+        saved = [saved_by(runner) for runner in runners]
+        del runners
+        found = []
+        for state in saved:
+            found.append(big.runner())
+            found[-1].admit(Prompt((3, 4, 5, 6)), state)
+            assert found[-1]._context is state.state.context
+        other = big.runner()
+        other.admit(Prompt((3, 4, 5, 6)), saved[0])  # it is taken: another one serves, too
+        assert other._context is not saved[0].state.context
+
+
+def test_a_finalizer_may_come_at_any_time(big: LlamaModel) -> None:
+    runner = big.runner()
+    runner.admit(Prompt((3, 4)))
+    cycle = [runner]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    with big._lock:
+        del runner, cycle
+        gc.collect()  # must not wait for the lock
+    assert not any(context.lent for context in big._idle)
+
+
+LEFT_OPEN = """
+import sys
+from biglittle import LlamaModel, Pair
+stream = Pair(LlamaModel(sys.argv[1])).stream([[5] * 40] * 6, max_new_tokens=9, ignore_eos=True)
+next(stream)
+"""
+
+
+@pytest.mark.slow
+def test_a_stream_that_is_open_when_the_program_ends(files: tuple[Path, Path]) -> None:
+    subprocess.run([sys.executable, "-c", LEFT_OPEN, files[0]], check=True)
 
 
 @pytest.mark.parametrize(
@@ -244,12 +341,15 @@ def test_a_context_that_is_full_is_left_for_a_larger_one(
         ({"type_v": "f17"}, "type_v='f17' is no type of cache; .*; did you mean 'f16'"),
         ({"use_mmap": 1}, "use_mmap=1 must be True or False"),
         ({"flash_attn": "on"}, "flash_attn='on' must be"),
+        ({"type_k": ["f16"]}, "type_k=\\['f16'\\] is no type of cache"),
+        ({"type_v": "q8_0", "flash_attn": False}, "flash_attn=False is not for type_v='q8_0'"),
+        ({"type_k": "q8_0"}, "type_k='q8_0' takes 32 values at a time, and every key of .* has 8"),
+        ({1: 1}, "unknown option 1 of llama.cpp"),
+        ("n_ctx=64", "options of llama.cpp are a mapping, .* not 'n_ctx=64'"),
         ({"n_thread": 1}, "unknown option 'n_thread' of llama.cpp; .*; did you mean 'n_threads'"),
     ],
 )
-def test_options_that_cannot_be_used(
-    files: tuple[Path, Path], options: dict[str, Any], words: str
-) -> None:
+def test_options_that_cannot_be_used(files: tuple[Path, Path], options: Any, words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         LlamaModel(files[0], options)
 
@@ -267,7 +367,7 @@ def test_a_draft_does_without_the_fused_kernel_on_a_cpu(files: tuple[Path, Path]
 def test_a_context_that_memory_cannot_hold(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("biglittle.engines.llama_cpp.model._available_memory", lambda: 1000)
+    monkeypatch.setattr("biglittle.engines.llama_cpp.model.available_memory", lambda: 1000)
     with pytest.raises(ParameterError, match="n_ctx=64 needs .* GiB for keys and values"):
         LlamaModel(files[0], {"n_ctx": 64})
 
@@ -316,3 +416,25 @@ def test_a_file_that_is_cut_off_or_foreign(files: tuple[Path, Path], tmp_path: P
         (tmp_path / name).write_bytes(content)
         with pytest.raises(biglittle.LoadError, match=words):
             biglittle.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda writer: writer.add_causal_attention(False), "is not a decoder-only model"),
+        (lambda writer: writer.add_context_length(0), "says that its context is 0 tokens"),
+        (lambda writer: writer.add_tokenizer_model("no_vocab"), "the file has no tokenizer"),
+    ],
+)
+def test_files_of_models_that_cannot_take_part(
+    tmp_path: Path, change: Callable[[gguf.GGUFWriter], None], words: str
+) -> None:
+    write_gguf(build("llama"), made_up(97), tmp_path / "odd.gguf", change)
+    with pytest.raises(biglittle.BiglittleError, match=words):
+        biglittle.load(tmp_path / "odd.gguf")
+
+
+def test_a_name_that_is_no_unicode(files: tuple[Path, Path], tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
+    path.symlink_to(files[0])
+    assert len(Pair(LlamaModel(path, EXACT)).generate([5, 6], max_new_tokens=2).token_ids) == 2

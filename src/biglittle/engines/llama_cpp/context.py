@@ -6,6 +6,8 @@ import ctypes
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,10 @@ from ...errors import BiglittleError, ContextError
 from .binding import complaints, library
 from .options import CACHE_TYPES, LlamaOptions
 
-__all__ = ["SEQUENCES", "Context", "Kept", "Weights"]
+__all__ = ["ROWS", "Context", "Kept", "Weights", "available_memory"]
 
 SEQUENCES = 256  # of one context, rows and what finished rows left for later: llama.cpp's limit
+ROWS = SEQUENCES // 2  # the other half is for what finished rows leave behind
 FIRST_SEQUENCES = 4  # that a new context has room for
 FIRST_CELLS = 2048  # tokens that a new context has room for, of all its sequences together
 STEP = 256  # room grows in multiples of it, as llama.cpp's own does
@@ -42,16 +45,37 @@ class Weights:
         found = library().llama_model_meta_val_str(self.pointer, key.encode(), buffer, len(buffer))
         return buffer.value.decode("utf8", errors="replace") if found >= 0 else None
 
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """How many values a head's key has, and its value."""
+        binding, arch = library(), self.metadata("general.architecture")
+        heads = max(1, int(binding.llama_model_n_head(self.pointer)))
+        usual = int(binding.llama_model_n_embd(self.pointer)) // heads
+        return {
+            part: int(self.metadata(f"{arch}.attention.{part}_length") or usual)
+            for part in ("key", "value")
+        }
+
+    def cell_bytes(self, options: LlamaOptions) -> float:
+        """Memory that the keys and values of a token take."""
+        binding = library()
+        layers = int(binding.llama_model_n_layer(self.pointer))
+        heads = layers * int(binding.llama_model_n_head_kv(self.pointer))
+        key, value = (CACHE_TYPES[kind].bytes for kind in (options.type_k, options.type_v))
+        return heads * (key * self.widths["key"] + value * self.widths["value"])
+
 
 class Context:
     """Sequences over one model's weights. Its room grows with what is put in.
 
-    One runner at a time uses a context. What it keeps for later (`keep`) stays as a sequence of
-    its own, and goes when the `Kept` does.
+    One runner at a time uses a context (`lent`). What it keeps for later (`keep`) stays as a
+    sequence of its own, and goes when the `Kept` does.
     """
 
+    lent = True
+
     def __init__(self, weights: Weights, options: LlamaOptions, vocab: int, context: int) -> None:
-        self._weights = weights
+        self.weights = weights
         self._options = options
         self._vocab = vocab
         self.cells = self.sequences = 0
@@ -62,8 +86,23 @@ class Context:
         self._free: list[int] = []
         self._forsaken: deque[int] = deque()  # by finalizers, which may run in any thread
         self._lengths: dict[int, int] = {}
+        self._kept: set[int] = set()
         self._batch = _Batch(BATCH)
         self._open(min(FIRST_CELLS, context), FIRST_SEQUENCES)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees those before it, and they are cached; not so in encoders."""
+        return bool(self._memory) and bool(library().llama_get_causal_attn(self._pointer))
+
+    def whole(self, length: int, cut: int) -> bool:
+        """Whether a sequence of this length may go on from where it is cut.
+
+        In layers with a sliding window, llama.cpp gives the cells that the window hides to other
+        tokens; a sequence that is cut would see them again.
+        """
+        window = int(library().llama_model_n_swa(self.weights.pointer))
+        return cut == length or not 0 < window < length
 
     # Sequences.
 
@@ -97,15 +136,19 @@ class Context:
 
     def keep(self, sequence: int, length: int) -> Kept | None:
         """A copy of a sequence that lives as long as what is returned; None without room."""
-        copied = self.take()
+        self._tidy()
+        copied = self.take() if len(self._kept) < SEQUENCES - ROWS else None
         if copied is None:
             return None
+        self._kept.add(copied)
         self.copy(sequence, copied, length)
         return Kept(self, copied)
 
     def _tidy(self) -> None:
         while self._forsaken:
-            self.drop(self._forsaken.popleft())
+            sequence = self._forsaken.popleft()
+            self._kept.remove(sequence)
+            self.drop(sequence)
 
     @staticmethod
     def _check(removed: bool) -> None:
@@ -129,28 +172,29 @@ class Context:
             memory where one call was enough, valid until the next.
         """
         self._tidy()
-        self._reserve(sum(map(len, tokens)))
         flat = [
             (sequence, self._lengths[sequence] + at, token, not last or at == len(row) - 1)
             for sequence, row in zip(sequences, tokens, strict=True)
             for at, token in enumerate(row)
         ]
+        size, outputs = min(BATCH, self.cells), OUTPUTS * self.sequences
         parts = []
-        for first, end in _parts([wanted for *_, wanted in flat], OUTPUTS * self.sequences):
-            logits = self._decode(flat[first:end])
+        for first, end in _parts([wanted for *_, wanted in flat], size, outputs):
+            logits = self._decode(flat[first:end], len(flat) - first)
             whole = (first, end) == (0, len(flat))
             parts.append(logits if whole else logits.clone())
         for sequence, row in zip(sequences, tokens, strict=True):
             self._lengths[sequence] += len(row)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _decode(self, entries: list[tuple[int, int, int, bool]]) -> Tensor:
+    def _decode(self, entries: list[tuple[int, int, int, bool]], coming: int) -> Tensor:
+        """One call for entries of so many that are coming."""
         binding = library()
         outputs = self._batch.fill(entries)
         complaints.clear()
         code = binding.llama_decode(self._pointer, self._batch.struct)
-        if code == NO_ROOM:  # cells are there, but scattered
-            self._open(2 * self.cells, self.sequences)
+        if code == NO_ROOM:
+            self._open(max(2 * self.cells, self.cells + coming), self.sequences)
             code = binding.llama_decode(self._pointer, self._batch.struct)
         if code != 0:
             reason = complaints[-1] if complaints else f"code {code}"
@@ -165,39 +209,53 @@ class Context:
 
     # Room.
 
-    def _reserve(self, tokens: int) -> None:
-        """Have cells for so many more tokens."""
-        needed = sum(self._lengths.values()) + tokens  # shared cells are counted twice
-        if needed > self.cells:
-            self._open(max(2 * self.cells, needed), self.sequences)
-
     def _open(self, cells: int, sequences: int) -> None:
-        """A llama.cpp context with so much room, and in it what the last one held."""
-        binding, before = library(), self._pointer
-        self._free += range(sequences - 1, self.sequences - 1, -1)
-        self.sequences = sequences
-        self.cells = -(-min(cells, self._most) // STEP) * STEP
+        """A llama.cpp context with so much room, and in it what the last one held.
+
+        Without enough memory all stays as it was.
+        """
+        cells = -(-min(cells, self._most) // STEP) * STEP
+        self._check_memory(cells)
+        binding = library()
         complaints.clear()
-        pointer = binding.llama_init_from_model(self._weights.pointer, self._settings())
+        settings = self._settings(cells, sequences)
+        pointer = binding.llama_init_from_model(self.weights.pointer, settings)
         if not pointer:
             reason = f": {complaints[-1]}" if complaints else ""
-            raise ContextError(f"llama.cpp has no room for {self.cells} tokens{reason}")
-        if before is not None:
-            for sequence, length in self._lengths.items():
-                if length:
-                    _move(before, pointer, sequence)
-            self._close()
-        self._pointer, self._memory = pointer, binding.llama_get_memory(pointer)
+            raise ContextError(f"llama.cpp has no room for {cells} tokens{reason}")
         # The weights are an argument, so that they outlive the context.
-        self._close = weakref.finalize(self, _free, pointer, self._weights)
+        close = weakref.finalize(self, _free, pointer, self.weights)
+        try:
+            if self._pointer is not None:
+                _move(self._pointer, pointer)
+        except BaseException:
+            close()
+            raise
+        self._pointer, self._memory = pointer, binding.llama_get_memory(pointer)
+        self._free += range(sequences - 1, self.sequences - 1, -1)
+        self.cells, self.sequences = cells, sequences
+        close, self._close = self._close, close
+        if close is not None:
+            close()
 
-    def _settings(self) -> Any:
+    def _check_memory(self, cells: int) -> None:
+        """Refuse what memory cannot hold: the system would end the process for it."""
+        needed = self.weights.cell_bytes(self._options) * cells
+        free = available_memory() if self._options.on_cpu else None
+        if free is not None and needed > free:
+            raise ContextError(
+                f"keys and values of {cells} tokens need {needed / 2**30:.1f} GiB, and "
+                f"{free / 2**30:.1f} GiB are free; give fewer or shorter prompts, or smaller "
+                "type_k and type_v"
+            )
+
+    def _settings(self, cells: int, sequences: int) -> Any:
         options = self._options
         settings = library().llama_context_default_params()
-        settings.n_ctx = self.cells
+        settings.n_ctx = cells
         settings.n_batch = settings.n_ubatch = BATCH
-        settings.n_outputs_max = settings.n_outputs_max_per_seq = OUTPUTS * self.sequences
-        settings.n_seq_max = self.sequences
+        settings.n_outputs_max = settings.n_outputs_max_per_seq = OUTPUTS * sequences
+        settings.n_seq_max = sequences
         settings.kv_unified = True  # sequences share cells
         settings.swa_full = True  # a sliding window must be able to roll back
         settings.n_threads = options.n_threads or torch.get_num_threads()
@@ -223,21 +281,31 @@ def _free(pointer: Any, weights: Weights) -> None:
     library().llama_free(pointer)
 
 
-def _move(source: Any, target: Any, sequence: int) -> None:
-    """Copy a sequence's state into another context."""
+def _move(source: Any, target: Any) -> None:
+    """Copy all that a context holds into another: what sequences share, they share there too."""
     binding = library()
-    size = binding.llama_state_seq_get_size(source, sequence)
+    size = binding.llama_state_get_size(source)
     buffer = (ctypes.c_uint8 * size)()
-    binding.llama_state_seq_get_data(source, buffer, size, sequence)
-    if not binding.llama_state_seq_set_data(target, buffer, size, sequence):
-        raise BiglittleError("llama.cpp could not move a row to a larger context")
+    binding.llama_state_get_data(source, buffer, size)
+    if not binding.llama_state_set_data(target, buffer, size):
+        raise BiglittleError("llama.cpp could not move rows to a larger context")
 
 
-def _parts(wanted: Sequence[bool], most: int) -> list[tuple[int, int]]:
-    """Cut positions into decode calls of at most `BATCH` tokens and `most` outputs."""
+def available_memory() -> int | None:
+    """Bytes that can be had without swapping; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
+    except OSError:
+        return None
+    sizes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return sizes[0] * 1024 if sizes else None
+
+
+def _parts(wanted: Sequence[bool], size: int, most: int) -> list[tuple[int, int]]:
+    """Cut positions into decode calls of at most `size` tokens and `most` outputs."""
     parts, first, outputs = [], 0, 0
     for at, asked in enumerate(wanted):
-        if at - first == BATCH or outputs + asked > most:
+        if at - first == size or outputs + asked > most:
             parts.append((first, at))
             first, outputs = at, 0
         outputs += asked

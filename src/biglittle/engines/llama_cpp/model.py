@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Mapping
 from functools import cached_property
@@ -16,7 +17,7 @@ from ...errors import LoadError, ParameterError, UnsupportedModelError
 from ..base import EncoderInput, Model
 from ..transformers.gguf import check_magic
 from .binding import complaints, library
-from .context import Context, Weights
+from .context import Context, Weights, available_memory
 from .options import CACHE_TYPES, LlamaOptions
 from .runner import LlamaRunner
 from .tokenizer import GgufTokenizer
@@ -53,16 +54,22 @@ class LlamaModel:
         vocab = binding.llama_model_get_vocab(model)
         self.vocab = int(binding.llama_vocab_n_tokens(vocab))
         trained = int(binding.llama_model_n_ctx_train(model))
+        if trained < 1:
+            raise LoadError(f"{self.name}: the file says that its context is {trained} tokens")
         self.context = self.options.n_ctx or trained
         if self.context > trained:
             raise ParameterError(
                 f"n_ctx={self.context} is more than the {trained} tokens that {self.name} was "
                 "trained for"
             )
-        self._check_memory(model)
+        self._check_types()
+        self._check_memory()
         self._idle: list[Context] = []
-        self._lock = threading.Lock()
-        self.give_back(self.borrow())  # finds out now whether it runs
+        self._lock = threading.RLock()  # a finalizer may come in between
+        context = self.borrow()  # finds out now whether it runs
+        if not context.causal:
+            raise UnsupportedModelError(_NOT_A_DECODER.format(self.name))
+        self.give_back(context)
 
     def __repr__(self) -> str:
         return f"LlamaModel({self.name!r})"
@@ -75,22 +82,25 @@ class LlamaModel:
                 "whose layers are all attention"
             )
         if binding.llama_model_has_encoder(model) or binding.llama_model_is_diffusion(model):
-            raise UnsupportedModelError(
-                f"{self.name} is not a decoder-only model; the llama.cpp engine runs no other "
-                "kind (for T5-like models load a Hugging Face folder)"
-            )
+            raise UnsupportedModelError(_NOT_A_DECODER.format(self.name))
 
-    def _check_memory(self, model: Any) -> None:
+    def _check_types(self) -> None:
+        """Refuse quantized keys or values that heads do not fill: llama.cpp may end the process."""
+        kinds = {"type_k": "key", "type_v": "value"}
+        for option, part in kinds.items():
+            kind, width = getattr(self.options, option), self._weights.widths[part]
+            if not CACHE_TYPES[kind].is_float and width % BLOCK:
+                raise ParameterError(
+                    f"{option}={kind!r} takes {BLOCK} values at a time, and every {part} of "
+                    f"{self.name} has {width}; use f16, bf16 or f32"
+                )
+
+    def _check_memory(self) -> None:
         """Refuse a context that was asked for and cannot fit, before it is filled."""
-        binding = library()
         if self.options.n_ctx is None:
             return
-        width = int(binding.llama_model_n_embd(model)) // int(binding.llama_model_n_head(model))
-        heads = int(binding.llama_model_n_head_kv(model))
-        each = int(binding.llama_model_n_layer(model)) * heads * width
-        kinds = (self.options.type_k, self.options.type_v)
-        needed = self.context * each * sum(CACHE_TYPES[kind].bytes for kind in kinds)
-        free = _available_memory()
+        needed = self.context * self._weights.cell_bytes(self.options)
+        free = available_memory() if self.options.on_cpu else None
         if free is not None and needed > free:
             raise ParameterError(
                 f"n_ctx={self.context} needs {needed / 2**30:.1f} GiB for keys and values, and "
@@ -154,20 +164,31 @@ class LlamaModel:
 
     # Contexts.
 
-    def borrow(self) -> Context:
-        """A context that nobody else uses until it is given back."""
+    def borrow(self, wanted: Context | None = None) -> Context:
+        """A context that nobody else uses until it is given back: the wanted one, if it is free."""
         with self._lock:
-            if self._idle:
-                return self._idle.pop()
+            if wanted is None or wanted.lent or wanted.weights is not self._weights:
+                wanted = self._idle[-1] if self._idle else None
+            if wanted is not None:
+                wanted.lent = True
+                if wanted in self._idle:
+                    self._idle.remove(wanted)
+                return wanted
         return Context(self._weights, self.options, self.vocab, self.context)
 
     def give_back(self, context: Context) -> None:
         """Leave a context to the next runner, or free it if there are enough."""
         with self._lock:
+            context.lent = False
             if len(self._idle) < IDLE:
                 self._idle.append(context)
 
 
+_NOT_A_DECODER = (
+    "{} is not a decoder-only model; the llama.cpp engine runs no other kind (for T5-like models "
+    "load a Hugging Face folder)"
+)
+BLOCK = 32  # values that are quantized together
 FLOAT_TYPES = (0, 1, 32)  # llama.cpp's numbers of files in float32, float16 and bfloat16
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
@@ -187,28 +208,23 @@ def _settings(options: LlamaOptions) -> Any:
 
 
 LOAD_READ, LOAD_MMAP = 0, 1
+NO_VOCABULARY = 0  # llama.cpp's number of that kind of tokenizer
 
 
 def _load(path: Path, settings: Any) -> Weights:
     check_magic(path)
     complaints.clear()
-    pointer = library().llama_model_load_from_file(str(path).encode(), settings)
+    binding = library()
+    pointer = binding.llama_model_load_from_file(os.fsencode(path), settings)
     if not pointer:
         raise LoadError(f"{path}: llama.cpp cannot load it: {_reason(list(complaints))}")
-    return Weights(pointer)
+    weights = Weights(pointer)
+    if binding.llama_vocab_type(binding.llama_model_get_vocab(pointer)) == NO_VOCABULARY:
+        raise LoadError(f"{path}: the file has no tokenizer; give one that is a whole model")
+    return weights
 
 
 def _reason(lines: list[str]) -> str:
     """The first complaint, without the names of the functions that pass it on."""
     first = lines[0] if lines else "it does not say why"
     return first.split(": ", 1)[-1].rstrip(".")
-
-
-def _available_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
-    except OSError:
-        return None
-    sizes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return sizes[0] * 1024 if sizes else None

@@ -77,7 +77,7 @@ class LlamaOptions:
             )
         for name in ("type_k", "type_v"):
             value = getattr(self, name)
-            if value not in CACHE_TYPES:
+            if not isinstance(value, str) or value not in CACHE_TYPES:
                 hint = nearest(str(value), CACHE_TYPES)
                 raise ParameterError(
                     f"{name}={value!r} is no type of cache; known: {', '.join(CACHE_TYPES)}{hint}"
@@ -86,12 +86,21 @@ class LlamaOptions:
             raise ParameterError(f"use_mmap={self.use_mmap!r} must be True or False")
         if not isinstance(self.flash_attn, bool | None):
             raise ParameterError(f"flash_attn={self.flash_attn!r} must be True, False or None")
+        if self.flash_attn is False and not CACHE_TYPES[self.type_v].is_float:
+            raise ParameterError(
+                f"flash_attn=False is not for type_v={self.type_v!r}, which the fused kernel alone "
+                "reads; leave it out, or use type_v='f16'"
+            )
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether all of the model is on the CPU."""
+        return self.n_gpu_layers == 0 or not library().llama_supports_gpu_offload()
 
     def for_draft(self) -> Self:
         """The same, with what a draft does faster where nobody decided otherwise."""
         # Quantized values need the fused kernel; on a GPU it is the faster one.
-        on_cpu = self.n_gpu_layers == 0 or not library().llama_supports_gpu_offload()
-        free = self.flash_attn is None and on_cpu and CACHE_TYPES[self.type_v].is_float
+        free = self.flash_attn is None and self.on_cpu and CACHE_TYPES[self.type_v].is_float
         return replace(self, flash_attn=False) if free else self
 
     def without_gpu(self) -> Self:
@@ -103,12 +112,22 @@ class LlamaOptions:
         """Options from a mapping; an unknown name is told with the nearest known one."""
         if isinstance(options, cls):
             return options
-        given = dict(options or {})  # type: ignore[arg-type]
+        if not isinstance(options, Mapping | None):
+            raise ParameterError(
+                f"options of llama.cpp are a mapping, such as {{'n_ctx': 4096}}, not {options!r}"
+            )
+        given = dict(options or {})
         known = [field.name for field in fields(cls)]
         for name in given:
             if name not in known:
                 raise ParameterError(
                     f"unknown option {name!r} of llama.cpp; known: {', '.join(known)}"
-                    f"{nearest(name, known)}"
+                    f"{nearest(str(name), known)}"
                 )
-        return cls(**given)
+        made = cls(**given)
+        if given.get("n_gpu_layers") and not library().llama_supports_gpu_offload():
+            raise ParameterError(
+                f"n_gpu_layers={made.n_gpu_layers} needs a llama.cpp that is built for a GPU, and "
+                "this one is not; leave it out, or build llama-cpp-python for yours"
+            )
+        return made

@@ -12,20 +12,19 @@ from torch import Tensor
 from ...errors import BiglittleError
 from ..base import Limits, Prompt, Saved
 from ..timing import Stopwatch
-from .context import SEQUENCES, Context
+from .context import ROWS, Context
 
 if TYPE_CHECKING:
     from .model import LlamaModel
 
 __all__ = ["LlamaRunner"]
 
-ROWS = SEQUENCES // 2  # the other half is for what finished rows leave behind
-
 
 class LlamaRunner:
     """Rows of a llama.cpp model; see `biglittle.engines.Runner` for the protocol.
 
-    A row is a sequence of a context that no other runner uses meanwhile.
+    A row is a sequence of a context that no other runner uses meanwhile; it is borrowed with the
+    first row.
     """
 
     def __init__(self, model: LlamaModel) -> None:
@@ -36,17 +35,18 @@ class LlamaRunner:
         self.limits = Limits(context=model.context, rows=ROWS)
         self.lengths: list[int] = []
         self.stopwatch = Stopwatch(self.device)
-        self._context: Context = model.borrow()
+        self._borrowed: Context | None = None
         self._rows: list[int] = []
-        # The rows' list, not the runner, so that the runner can go.
-        weakref.finalize(self, _give_back, model, self._context, self._rows)
 
     def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
         """See `Runner.admit`."""
+        if self._borrowed is None:
+            self._borrow(None if saved is None else saved.state.context)
         sequence = self._take()
         done = 0
         if saved is not None and saved.state.context is self._context:
-            done = saved.shared(prompt.tokens)
+            shared = saved.shared(prompt.tokens)
+            done = shared if self._context.whole(len(saved.tokens), shared) else 0
             self._context.copy(saved.state.sequence, sequence, done)
         self._rows.append(sequence)
         self.lengths.append(len(prompt.tokens))
@@ -87,10 +87,22 @@ class LlamaRunner:
         kept = self._context.keep(self._rows[row], length)
         return None if kept is None else Saved(tuple(tokens[:length]), kept)
 
+    @property
+    def _context(self) -> Context:
+        return self._borrowed or self._borrow(None)
+
+    def _borrow(self, wanted: Context | None) -> Context:
+        self._borrowed = self.model.borrow(wanted)
+        # The rows' list, not the runner, so that the runner can go. At exit other finalizers may
+        # have freed the context already.
+        back = weakref.finalize(self, _give_back, self.model, self._borrowed, self._rows)
+        back.atexit = False
+        return self._borrowed
+
     def _take(self) -> int:
         sequence = self._context.take()
         if sequence is None:
-            raise BiglittleError(f"{self.name}: no more than {SEQUENCES} rows at a time")
+            raise BiglittleError(f"{self.name}: no more than {ROWS} rows at a time")
         return sequence
 
 
