@@ -128,6 +128,8 @@ def test_only_transformers_models_have_peers() -> None:
     assert reason is not None
     assert reason.startswith("no peers: the draft runs in llama.cpp")
     assert peer_names(foreign) == []
+    itself = Pair(pair().target, pair().target, pair().tokenizer)
+    assert str(why_no_peers(itself)).startswith("no peers: target and draft are one object")
 
 
 def test_models_that_are_not_as_loaded() -> None:

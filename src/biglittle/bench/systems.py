@@ -124,7 +124,7 @@ PEER = "transformers "
 
 
 def peer_names(pair: Pair) -> list[str]:
-    """The peers that a pair's models allow; none in llama.cpp."""
+    """The peers that a pair's models allow."""
     if why_no_peers(pair) is not None:
         return []
     assisted = [f"{PEER}{name}" for name in SCHEDULES] if pair.draft is not None else []
@@ -133,10 +133,12 @@ def peer_names(pair: Pair) -> list[str]:
 
 
 def why_no_peers(pair: Pair) -> str | None:
-    """Why transformers cannot run these models; None if it can."""
+    """Why transformers cannot run beside us on these models; None if it can."""
     for role, model in (("target", pair.target), ("draft", pair.draft)):
         if model is not None and not isinstance(model, PreTrainedModel):
             return f"no peers: the {role} runs in llama.cpp, and transformers cannot run it there"
+    if pair.draft is pair.target:
+        return "no peers: target and draft are one object, and their passes look alike"
     return None
 
 
