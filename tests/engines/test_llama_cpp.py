@@ -154,7 +154,7 @@ def test_a_next_turn_goes_on_from_the_last_ones_state(big: LlamaModel, little: L
 
 
 def test_defaults_are_the_files_own(tmp_path: Path) -> None:
-    defaults = {"temp": 0.7, "top_p": 0.8, "penalty_repeat": 1.1}
+    defaults: dict[str, Any] = {"temp": 0.7, "top_p": 0.8, "penalty_repeat": 1.1}
     write_gguf(build("llama"), made_up(97), tmp_path / "own.gguf", **defaults)
     model = LlamaModel(tmp_path / "own.gguf", EXACT)
     config = model.generation_config
@@ -168,6 +168,32 @@ def test_defaults_are_the_files_own(tmp_path: Path) -> None:
     assert model.tokenizer.apply_chat_template(messages) == "<1>hi<2>"
     assert "bfloat16" not in model.summary
     assert model.summary.endswith("in llama.cpp")
+
+
+def test_defaults_that_mean_nothing(tmp_path: Path) -> None:
+    odd: dict[str, Any] = {"temp": 0.5, "top_k": -1, "top_p": 2.0, "min_p": -0.5}
+    odd["penalty_repeat"] = float("nan")
+    write_gguf(build("llama"), made_up(97), tmp_path / "odd.gguf", **odd)
+    model = LlamaModel(tmp_path / "odd.gguf", EXACT)
+    config = model.generation_config
+    assert (config.temperature, config.top_k, config.top_p, config.min_p) == (0.5, 0, 1.0, 0.0)
+    assert config.repetition_penalty == 1.0
+    assert len(Pair(model).generate([5, 6], max_new_tokens=2, ignore_eos=True).token_ids) == 2
+    for temp, words in ((-1.0, None), ("hot", "its general.sampling.temp is 'hot', not a number")):
+        write_gguf(build("llama"), made_up(97), tmp_path / "odd.gguf", temp=temp)
+        model = LlamaModel(tmp_path / "odd.gguf", EXACT)
+        if words is None:
+            assert not model.generation_config.do_sample
+        else:
+            with pytest.raises(biglittle.LoadError, match=words):
+                Pair(model).generate([5, 6])
+
+
+def test_ids_that_are_no_tokens_have_no_text(files: tuple[Path, Path]) -> None:
+    tokenizer = biglittle.load(files[0], llama=EXACT).tokenizer
+    ids = tokenizer("ab").input_ids
+    assert tokenizer.decode([*ids, len(TOKENIZER), -1, 2**40]) == "ab"
+    assert tokenizer.decode(torch.tensor(ids)) == "ab"
 
 
 def test_text_may_end_inside_a_character(files: tuple[Path, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 from collections.abc import Mapping
@@ -126,18 +127,27 @@ class LlamaModel:
         """See `Model.generation_config`: what ends a text, and the file's own way to sample."""
         ends = self.tokenizer.end_ids
         config = tf.GenerationConfig(eos_token_id=ends or None)
-        sampling = {key: self._number(f"general.sampling.{key}") for key in SAMPLING}
-        if sampling["temp"]:
+        if self._sampling("temp", math.inf):
             config.do_sample = True
-            for key, name in SAMPLING.items():
-                if (value := sampling[key]) is not None:
+            for key, (name, most) in SAMPLING.items():
+                if (value := self._sampling(key, most)) is not None:
                     setattr(config, name, int(value) if name == "top_k" else value)
-        config.repetition_penalty = self._number("general.sampling.penalty_repeat") or 1.0
+        config.repetition_penalty = self._sampling("penalty_repeat", math.inf) or 1.0
         return config
 
-    def _number(self, key: str) -> float | None:
-        text = self._weights.metadata(key)
-        return None if text is None else float(text)
+    def _sampling(self, key: str, most: float) -> float | None:
+        """A setting of the file, within 0 … `most`: to llama.cpp, too, what is outside is the
+        nearest that means something."""
+        text = self._weights.metadata(f"general.sampling.{key}")
+        if text is None:
+            return None
+        try:
+            return min(max(0.0, float(text)), most)  # NaN is 0
+        except ValueError as cause:
+            raise LoadError(
+                f"{self.name}: its general.sampling.{key} is {text!r}, not a number; correct the "
+                "file, or take another"
+            ) from cause
 
     @property
     def resolution(self) -> float:
@@ -190,7 +200,12 @@ _NOT_A_DECODER = (
 )
 BLOCK = 32  # values that are quantized together
 FLOAT_TYPES = (0, 1, 32)  # llama.cpp's numbers of files in float32, float16 and bfloat16
-SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+SAMPLING = {  # transformers' names, and the highest values
+    "temp": ("temperature", math.inf),
+    "top_k": ("top_k", math.inf),
+    "top_p": ("top_p", 1.0),
+    "min_p": ("min_p", 1.0),
+}
 
 
 def read_tokenizer(path: Path) -> GgufTokenizer:

@@ -33,6 +33,7 @@ class GgufTokenizer:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights  # the vocabulary lives in the model
         self._vocab = library().llama_model_get_vocab(weights.pointer)
+        self._count = int(library().llama_vocab_n_tokens(self._vocab))
         template = library().llama_model_chat_template(weights.pointer, None)
         self.chat_template: str | None = template.decode("utf8") if template else None
 
@@ -60,8 +61,11 @@ class GgufTokenizer:
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool = False,
     ) -> str:
-        """The text of tokens; bytes that are no whole character become U+FFFD."""
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        """The text of tokens; bytes that are no whole character become U+FFFD, and ids that are
+        no tokens nothing."""
+        given = [token_ids] if isinstance(token_ids, int) else token_ids
+        # Of others llama.cpp would end the process.
+        ids = [int(token) for token in given if 0 <= token < self._count]
         tokens = (ctypes.c_int32 * len(ids))(*ids)
         size = 16 * len(ids) + 16
         while True:
@@ -134,11 +138,10 @@ class GgufTokenizer:
 
     def _ids(self, holds: Callable[[Any, int], Any]) -> list[int]:
         """The tokens of which something holds, asked with the vocabulary and the id."""
-        count = library().llama_vocab_n_tokens(self._vocab)
-        return [token for token in range(count) if holds(self._vocab, token)]
+        return [token for token in range(self._count) if holds(self._vocab, token)]
 
     def _text(self, token: int) -> str:
-        if token < 0:
+        if not 0 <= token < self._count:
             return ""
         text: bytes = library().llama_vocab_get_text(self._vocab, token)
         return text.decode("utf8", errors="replace")
