@@ -74,9 +74,9 @@ class Bench:
         """The prompts' requests."""
         return self.pair.requests(self.prompts, policy=PLAIN, **self.options)
 
-    def run(self, prompt: Any) -> dict[str, float]:
+    def run(self, prompt: Any, **changes: Any) -> dict[str, float]:
         """Seconds of every policy on one prompt, after its first token; rounds take turns."""
-        engines = {system: self._start(system, prompt) for system in SYSTEMS}
+        engines = {system: self._start(system, prompt, changes) for system in SYSTEMS}
         seconds = dict.fromkeys(SYSTEMS, 0.0)
         while any(engine.busy for engine in engines.values()):
             for system, engine in engines.items():
@@ -86,12 +86,12 @@ class Bench:
                     seconds[system] += time.perf_counter() - started
         return seconds
 
-    def _start(self, system: str, prompt: Any) -> Engine:
+    def _start(self, system: str, prompt: Any, changes: dict[str, Any]) -> Engine:
         """An engine that has read the prompt and written the first token."""
         pair = self.copying if system.startswith(LOOKUP) else self.pair
         policy = system.removeprefix(LOOKUP)
         engine = pair.engine()
-        engine.admit(pair.requests(prompt, policy=policy, **self.options)[0])
+        engine.admit(pair.requests(prompt, policy=policy, **{**self.options, **changes})[0])
         engine.step()
         return engine
 
@@ -104,7 +104,7 @@ class Bench:
 def measure(bench: Bench, pair: str, out: Path, console: Console) -> None:
     """Run what is not in the file yet."""
     done = {row["prompt"] for row in read(out) if row["pair"] == pair}
-    bench.run([{"role": "user", "content": "Warm up the machine."}])
+    bench.run([{"role": "user", "content": "Warm up the machine."}], max_new_tokens=4)
     for index, prompt in enumerate(bench.prompts):
         if index in done:
             continue
