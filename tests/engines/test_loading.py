@@ -144,7 +144,7 @@ def test_without_the_extra_its_options_name_it(gguf: Path, monkeypatch: pytest.M
 
 
 def test_a_gpu_that_torch_does_not_have(gguf: Path) -> None:
-    with pytest.raises(ParameterError, match="'cuda:77' is not available .* are n_gpu_layers"):
+    with pytest.raises(ParameterError, match="'cuda:77' is not available .* to a GPU with n_gpu_layers"):
         biglittle.load(gguf, device="cuda:77")
 
 

@@ -208,7 +208,8 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, version or "not installed"
     yield "system", compute["system"]
     yield "devices", ", ".join(compute["devices"])
-    yield "threads", f"{compute['threads']} of {plural(compute['cores'], 'core')}"
+    load = "" if compute["load"] is None else f", load {compute['load']:.1f}"
+    yield "threads", f"{compute['threads']} of {plural(compute['cores'], 'core')}{load}"
     if compute["memory_bytes"]:
         yield "memory", size(compute["memory_bytes"])
     yield "CPU", " ".join([compute["cpu_capability"], *compute["cpu_features"]])

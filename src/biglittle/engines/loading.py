@@ -67,7 +67,9 @@ class Recipe:
         except ParameterError as cause:
             if not self.in_llama:
                 raise
-            raise ParameterError(f"{cause}; llama.cpp's own GPU layers are n_gpu_layers") from cause
+            raise ParameterError(
+                f"{cause}; layers of a GGUF file go to a GPU with n_gpu_layers"
+            ) from cause
 
     def _check_own_engine(self) -> None:
         """A model in memory is in an engine already."""

@@ -43,13 +43,15 @@ class LlamaOptions:
     """How llama.cpp runs a model.
 
     Attributes:
-        n_ctx: Most tokens of one row; None is what the model was trained for. Keys and values
-            take memory as rows grow, not before.
-        n_threads: Threads for passes over one token a row; None is torch's number.
-        n_threads_batch: Threads for wider passes; None is `n_threads`.
-        n_gpu_layers: Layers on a GPU, where llama.cpp was built for one; -1 is all.
+        n_ctx: Most tokens of one text, prompt and answer; None is what the model was trained for.
+            Keys and values take memory as texts grow, not before.
+        n_threads: Threads for one token at a time; None is as many as `torch.get_num_threads()`,
+            usually the cores.
+        n_threads_batch: Threads for many tokens, the prompt's or a draft's to be checked; None is
+            `n_threads`.
+        n_gpu_layers: Layers on a GPU, where llama.cpp is built for one; -1 is all.
         type_k: Type of cached keys: f32, f16, bf16, q8_0 …
-        type_v: Type of cached values.
+        type_v: Type of cached values; a quantized one needs `flash_attn`.
         flash_attn: Whether attention is computed in one fused step; None leaves it to llama.cpp.
             On a CPU it rounds to float16, but alike at every width, which keeps a target's
             greedy output what it is alone. A draft need not: `load` turns it off there, for it
