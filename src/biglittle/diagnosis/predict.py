@@ -31,7 +31,7 @@ class Candidate:
     family: str
     """What it is a setting of: "constant", "dynamic", …, "prompt lookup"."""
     draft: str
-    """What drafts, as `load` takes it."""
+    """What drafts, as the traces name it."""
     policy: str
     replay: Replay
     models: bool
