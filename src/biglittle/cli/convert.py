@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..errors import ParameterError
-from .loading import quiet_libraries
+from .loading import notes, quiet_libraries
 from .screen import Screen, percent, size
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def convert(
     with screen.status("starting"):
         quiet_libraries()
         from ..engines.llama_cpp.convert import convert as run
-    with _progress(screen) as say:
+    with notes(screen), _progress(screen) as say:
         report = run(source, out, quantize, force=force, check=check, progress=say)
     screen.note(_summary(report))
     if report.difference is not None:

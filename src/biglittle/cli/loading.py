@@ -14,7 +14,7 @@ from .screen import Screen
 if TYPE_CHECKING:
     from ..pair import Pair
 
-__all__ = ["load_pair", "quiet_libraries"]
+__all__ = ["load_pair", "notes", "quiet_libraries"]
 
 
 def quiet_libraries() -> None:
@@ -50,12 +50,12 @@ def load_pair(models: ModelOptions, policy: str | None, screen: Screen) -> Pair:
     for recipe in found:
         recipe.fetch(progress=not screen.err.quiet)  # shows its own progress
     names = [models.target] if models.drafter is None else [models.target, models.drafter]
-    with screen.status(f"loading {' and '.join(names)}"), _notes(screen):
+    with screen.status(f"loading {' and '.join(names)}"), notes(screen):
         return load(models.target, models.drafter, policy=policy, **options)
 
 
 @contextmanager
-def _notes(screen: Screen) -> Iterator[None]:
+def notes(screen: Screen) -> Iterator[None]:
     """Within, what the library has to say is shown like our own notes."""
     handler = _Notes(screen)
     log = logging.getLogger("biglittle")

