@@ -26,6 +26,7 @@ from ..engines.transformers.capability import decoder_config, is_seq2seq, layer_
 from ..engines.transformers.packing import PackedLinear
 from ..engines.transformers.quantizing import Int4Linear
 from ..pair import Pair
+from .gguf_header import read_header
 
 __all__ = ["Operations", "Shape", "Shapes", "Weights", "operations", "shapes_of"]
 
@@ -231,31 +232,25 @@ def _own(module: nn.Module) -> Weights:
 
 def _gguf_shape(model: LlamaModel) -> Shape | None:
     """Of a GGUF file, from its header."""
-    import gguf
-
-    readers = [gguf.GGUFReader(part) for part in _parts(model.path)]
-    tensors = {tensor.name: tensor for reader in readers for tensor in reader.tensors}
-    field = readers[0].get_field
-    name = field("general.architecture").contents()  # type: ignore[union-attr]
-
-    def read(key: str, default: Any = None) -> Any:
-        found = field(f"{name}.{key}")
-        return default if found is None else found.contents()
-
-    if read("expert_count"):
+    headers = [read_header(part) for part in _parts(model.path)]
+    tensors = {name: size for header in headers for name, size in header.tensors.items()}
+    values = headers[0].values
+    name = values["general.architecture"]
+    if values.get(f"{name}.expert_count"):
         return None
-    layers, heads = read("block_count"), _mean(read("attention.head_count"))
-    size = read("attention.key_length", read("embedding_length") // heads)
-    groups = _mean(read("attention.head_count_kv", heads))
+    heads = _mean(values[f"{name}.attention.head_count"])
+    groups = _mean(values.get(f"{name}.attention.head_count_kv", heads))
+    usual = values[f"{name}.embedding_length"] / heads
+    key, value = (values.get(f"{name}.attention.{k}_length", usual) for k in ("key", "value"))
+    types = (CACHE_TYPES[kind].bytes for kind in (model.options.type_k, model.options.type_v))
     head = tensors.get("output.weight", tensors["token_embd.weight"])
-    rest = [tensor for key, tensor in tensors.items() if key.startswith("blk.")]
-    kinds = (model.options.type_k, model.options.type_v)
+    layers = [size for tensor, size in tensors.items() if tensor.startswith("blk.")]
     return Shape(
-        layers=Weights(sum(int(t.n_elements) for t in rest), sum(int(t.n_bytes) for t in rest)),
-        head=Weights(int(head.n_elements), int(head.n_bytes)),
-        windows=(0,) * layers,
-        queries=round(heads * size),
-        cache=round(sum(CACHE_TYPES[kind].bytes for kind in kinds) * groups * size),
+        layers=sum((Weights(size.count, size.bytes) for size in layers), Weights()),
+        head=Weights(head.count, head.bytes),
+        windows=(0,) * int(values[f"{name}.block_count"]),
+        queries=round(heads * key),
+        cache=round(groups * sum(a * b for a, b in zip((key, value), types, strict=True))),
     )
 
 
