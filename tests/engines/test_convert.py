@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections import namedtuple
@@ -28,7 +29,7 @@ from biglittle.engines.llama_cpp import LlamaModel, read_tokenizer
 from biglittle.engines.llama_cpp import context as contexts
 from biglittle.engines.llama_cpp import convert as module
 from biglittle.engines.llama_cpp.binding import library
-from biglittle.engines.llama_cpp.conversion import architectures
+from biglittle.engines.llama_cpp.conversion import architectures, checkpoint
 from biglittle.engines.llama_cpp.conversion.comparison import closeness
 from biglittle.engines.llama_cpp.conversion.vocabulary import SAMPLES
 from biglittle.engines.llama_cpp.convert import convert
@@ -453,6 +454,8 @@ def _refused(folder: Path, tmp_path: Path, message: str, quantize: str = "bf16")
         ("gemma3", {"attn_logit_softcapping": 50.0}, "capped attention scores"),
         ("gemma3", {"query_pre_attn_scalar": 16}, "scale of attention scores"),
         ("gemma3", {"use_bidirectional_attention": True}, "bidirectional"),
+        ("llama", {"num_hidden_layers": 0}, "its 0 layers"),
+        ("llama", {"max_position_embeddings": 1}, "its context of 1"),
     ],
 )
 def test_settings_that_llama_cpp_does_not_have(
@@ -523,6 +526,47 @@ def test_weights_that_are_not_there(folder: Path, tmp_path: Path) -> None:
     _refused(folder, tmp_path, "there is no model.safetensors; weights must be safetensors")
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("generation_config.json", "{", "is not a valid JSON file"),
+        ("generation_config.json", "[1]", "cannot load .*not a mapping"),
+        (
+            "generation_config.json",
+            '{"do_sample": true, "temperature": "hot"}',
+            "in its generation_config.json, temperature='hot' must be a number",
+        ),
+        ("generation_config.json", '{"eos_token_id": 999}', "ends with id 999, but its head has"),
+        ("model.safetensors.index.json", "{", "index.json is damaged"),
+        ("model.safetensors.index.json", "{}", "index.json is damaged"),
+        ("model.safetensors.index.json", "[]", "index.json is damaged"),
+    ],
+)
+def test_files_that_are_damaged(
+    folder: Path, tmp_path: Path, file: str, content: str, message: str
+) -> None:
+    (folder / file).write_text(content)
+    _refused(folder, tmp_path, message)
+
+
+def test_weights_that_may_not_be_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise FileNotFoundError("what safetensors says of a file without permission, too")
+
+    monkeypatch.setattr(checkpoint, "safe_open", refuse)
+    _refused(folder, tmp_path, "model.safetensors cannot be read")
+
+
+def test_bytes_that_a_tokenizer_does_not_have(tmp_path: Path) -> None:
+    data = json.loads(_sentencepiece().to_str())
+    data["model"]["vocab"]["<another>"] = data["model"]["vocab"].pop("<0xF0>")
+    original = _fast(Tokenizer.from_str(json.dumps(data)), "<bos>", "<end>")
+    folder = _save(tmp_path / "model", _model("llama"), original)
+    _refused(folder, tmp_path, "does not have all 256")
+
+
 def test_what_is_no_model(tmp_path: Path) -> None:
     _refused(tmp_path / "nothing", tmp_path, "no such file or folder")
     (tmp_path / "empty").mkdir()
@@ -538,13 +582,14 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     [
         ("out.bin", "bf16", r"must end in \.gguf"),
         ("out.gguf", "q4", "unknown quantization 'q4'; known: f32, bf16, .*; did you mean 'q4_"),
+        ("out.gguf", None, "unknown quantization 'none'"),
         ("nowhere/out.gguf", "bf16", "nowhere: no such folder"),
         ("folder.gguf", "bf16", "is a folder"),
         ("there.gguf", "bf16", "exists; give another name, or force=True"),
     ],
 )
 def test_requests_that_cannot_be_met(
-    folder: Path, tmp_path: Path, out: str, quantize: str, message: str
+    folder: Path, tmp_path: Path, out: str, quantize: Any, message: str
 ) -> None:
     (tmp_path / "folder.gguf").mkdir()
     (tmp_path / "there.gguf").write_bytes(b"precious")
@@ -574,6 +619,21 @@ def test_a_folder_that_cannot_be_written(
 
     monkeypatch.setattr(module, "TemporaryDirectory", refuse)
     _refused(folder, tmp_path, r"cannot write there \(Permission denied\)")
+
+
+def test_a_disk_that_is_full_in_the_middle(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", refuse)
+    _refused(folder, tmp_path, r"cannot write there \(No space left on device\)")
+
+
+def test_a_name_that_is_no_unicode(wide: Path, tmp_path: Path) -> None:
+    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
+    assert LlamaModel(convert(wide, out, "q8_0").path).vocab == HEAD
 
 
 def test_no_llama_cpp(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

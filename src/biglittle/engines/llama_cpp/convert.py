@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from ... import catalogue
 from ...errors import BiglittleError, LoadError, ParameterError, UnsupportedModelError, nearest
+from ...params import GenerationParams
 from ..transformers import loading
 from .binding import complaints, library
 from .conversion.architectures import (
@@ -78,6 +80,13 @@ QUANTIZED = {
     )
 }
 QUANTIZATIONS = (*FLOATS, *QUANTIZED)
+SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 BLOCK = 32  # values that are quantized together, at least
 QUANTIZED_BITS = 8.5  # of a value, at most
 BUFFER = 1 << 28  # bytes that llama.cpp may hold while it quantizes
@@ -141,7 +150,7 @@ def convert(
             reproduce, or one that it does not reproduce, by the check.
     """
     say = progress or _silent
-    kind, target = quantize.lower(), Path(out).expanduser()
+    kind, target = str(quantize).lower(), Path(out).expanduser()
     _check_request(kind, target, force)
     library()
     folder = _folder(source)
@@ -150,8 +159,7 @@ def convert(
     planned = original.plan(kind)
     base = kind if kind in FLOATS else original.dtype
     _check_space(target, planned, base, kind)
-    with _scratch(target) as scratch:
-        work = Path(scratch)
+    with _scratch(target) as work:
         say("fitting the tokenizer", 0, 0)
         vocabulary, difference = original.vocabulary(work / "vocabulary.gguf")
         floats = made = work / "floats.gguf"
@@ -209,12 +217,17 @@ def _check_space(target: Path, planned: Sequence[Planned], base: str, kind: str)
         )
 
 
-def _scratch(target: Path) -> TemporaryDirectory[str]:
+@contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
     """A folder beside the output, so that the file can be renamed; it goes whatever happens."""
     try:
-        return TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent)
-    except OSError as cause:
-        raise LoadError(f"{target.parent}: cannot write there ({cause.strerror})") from cause
+        with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+            yield Path(scratch)
+    except BiglittleError:
+        raise
+    except OSError as cause:  # all that is read was found readable before
+        reason = cause.strerror or cause
+        raise LoadError(f"{target.parent}: cannot write there ({reason})") from cause
 
 
 class _Original:
@@ -230,11 +243,26 @@ class _Original:
         if self.tokenizer is None:
             raise LoadError(f"{self.name}: the folder has no tokenizer, which a GGUF file needs")
         self.generation = self._generation()
+        self.sampling = self._sampling()
 
     def _generation(self) -> tf.GenerationConfig:
         if (self.folder / "generation_config.json").is_file():
-            return tf.GenerationConfig.from_pretrained(self.folder)
+            load = tf.GenerationConfig.from_pretrained
+            found: tf.GenerationConfig = loading.guarded(self.name, lambda: load(self.folder))
+            return found
         return tf.GenerationConfig.from_model_config(self.config)
+
+    def _sampling(self) -> dict[str, Any]:
+        """How the model's authors would have it sample, by llama.cpp's names; empty if not."""
+        if not self.generation.do_sample:
+            return {}
+        values = {ours: getattr(self.generation, name) for ours, name in SAMPLING.items()}
+        values["temp"] = 1.0 if values["temp"] is None else values["temp"]
+        try:
+            GenerationParams(**{SAMPLING[ours]: value for ours, value in values.items()})
+        except ParameterError as cause:
+            raise LoadError(f"{self.name}: in its generation_config.json, {cause}") from cause
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def dtype(self) -> str:
@@ -280,7 +308,8 @@ class _Original:
         writer.add_name(Path(self.name).name)
         write_config(writer, self.config, self.family)
         vocabulary.write(writer)
-        _write_sampling(writer, self.generation)
+        for name, value in self.sampling.items():
+            getattr(writer, f"add_sampling_{name}")(value)
         return writer
 
     def write(
@@ -342,22 +371,6 @@ def _write_head(writer: gguf.GGUFWriter) -> None:
     writer.write_ti_data_to_file()
 
 
-def _write_sampling(writer: gguf.GGUFWriter, config: tf.GenerationConfig) -> None:
-    """How the model's authors would have it sample, if they would."""
-    if not config.do_sample:
-        return
-    writer.add_sampling_temp(1.0 if config.temperature is None else config.temperature)
-    settings = {
-        "top_k": config.top_k,
-        "top_p": config.top_p,
-        "min_p": config.min_p,
-        "penalty_repeat": config.repetition_penalty,
-    }
-    for name, value in settings.items():
-        if value is not None:
-            getattr(writer, f"add_sampling_{name}")(value)
-
-
 def _quantize(source: Path, target: Path, kind: str, say: Progress) -> None:
     """Let llama.cpp quantize a file.
 
@@ -368,7 +381,7 @@ def _quantize(source: Path, target: Path, kind: str, say: Progress) -> None:
     settings.ftype = QUANTIZED[kind]
     settings.nthread = torch.get_num_threads()
     settings.max_buf_size = BUFFER
-    names = str(source).encode(), str(target).encode()
+    names = os.fsencode(source), os.fsencode(target)
     codes: list[int] = []
     complaints.clear()
 

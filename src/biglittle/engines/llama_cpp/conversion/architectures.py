@@ -19,6 +19,7 @@ __all__ += ["check_config", "plan", "write_config"]
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"  # transformers' names
 FREQUENCIES = "rope_freqs.weight"  # llama.cpp's
+MOST_LAYERS = 512  # llama.cpp ends the process over more, and over none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,8 @@ def _obstacles(config: Any, family: Family) -> list[str]:
     scalings = ["default", "linear"] + ["llama3"] * family.interleaved
     heads = _head_dim(config) * config.num_attention_heads
     found = {
+        f"its {config.num_hidden_layers} layers": not 0 < config.num_hidden_layers <= MOST_LAYERS,
+        f"its context of {config.max_position_embeddings}": config.max_position_embeddings < 2,
         "its quantized weights": getattr(config, "quantization_config", None) is not None,
         f"its activation {activation!r}": activation != family.activation,
         f"its sliding window of {window} tokens": (

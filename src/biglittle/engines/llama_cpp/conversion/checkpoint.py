@@ -22,11 +22,7 @@ class Checkpoint:
     def __init__(self, name: str, folder: Path) -> None:
         self._name = name
         index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            entries = json.loads(index.read_text(encoding="utf8"))["weight_map"]
-            files = [folder / file for file in sorted(set(entries.values()))]
-        else:
-            files = [folder / "model.safetensors"]
+        files = _parts(name, index) if index.is_file() else [folder / "model.safetensors"]
         self.names: dict[str, Any] = {}
         for file in files:
             if not file.is_file():
@@ -37,6 +33,8 @@ class Checkpoint:
                 raise LoadError(
                     f"{name}: {file.name} is damaged ({cause}); fetch it again"
                 ) from cause
+            except OSError as cause:
+                raise LoadError(f"{name}: {file.name} cannot be read") from cause
             self.names |= dict.fromkeys(opened.keys(), opened)
 
     def get(self, name: str) -> Tensor:
@@ -63,3 +61,12 @@ class Checkpoint:
                     f"{self._name}: {tensor.source} has shape {list(shape)}, but by config.json it "
                     f"is {list(tensor.shape)}; fetch the model again"
                 )
+
+
+def _parts(name: str, index: Path) -> list[Path]:
+    """The files that an index names."""
+    try:
+        entries = json.loads(index.read_text(encoding="utf8"))["weight_map"]
+        return [index.parent / file for file in sorted(set(entries.values()))]
+    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+        raise LoadError(f"{name}: {index.name} is damaged; fetch it again") from cause

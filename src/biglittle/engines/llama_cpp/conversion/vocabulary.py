@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +51,7 @@ SAMPLES = (
 )  # fmt: skip
 """Texts that tell ways of splitting apart."""
 
-BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +140,7 @@ def read_vocabulary(name: str, tokenizer: Any, size: int, ends: Sequence[int]) -
     model = _kind(name, data)
     tokens = _tokens(name, data, size)
     merges = [m if isinstance(m, str) else " ".join(m) for m in data["model"]["merges"]]
-    ends = _ends(name, tokenizer, ends)
+    ends = _ends(name, tokenizer, ends, size)
     wrapped = tokenizer("a")["input_ids"]
     ids = {"bos": tokenizer.bos_token_id, "eos": ends[0], "pad": tokenizer.pad_token_id}
     if model == "llama":
@@ -163,6 +162,10 @@ def _kind(name: str, data: Mapping[str, Any]) -> str:
     """llama.cpp's name for the kind of tokenizer."""
     model = data["model"]
     if model["type"] == "BPE" and model.get("byte_fallback"):
+        if not model["vocab"].keys() >= BYTES:  # llama.cpp would end the process
+            raise UnsupportedModelError(
+                f"{name}: its tokenizer falls back on bytes, but does not have all 256 of them"
+            )
         return "llama"
     if model["type"] == "BPE" and '"ByteLevel"' in json.dumps(data["pre_tokenizer"]):
         return "gpt2"
@@ -198,7 +201,7 @@ def _types(data: Mapping[str, Any], tokens: Sequence[str], model: str) -> list[T
             return TokenType.CONTROL if added[token] else TokenType.USER_DEFINED
         if text not in vocab:
             return TokenType.UNUSED
-        if model == "llama" and BYTE.fullmatch(text):
+        if model == "llama" and text in BYTES:
             return TokenType.BYTE
         return TokenType.NORMAL
 
@@ -213,7 +216,7 @@ def _scores(merges: Sequence[str], tokens: Sequence[str]) -> list[float]:
     return [-float(first.get(token, len(merges))) for token in tokens]
 
 
-def _ends(name: str, tokenizer: Any, ends: Sequence[int]) -> list[int]:
+def _ends(name: str, tokenizer: Any, ends: Sequence[int], size: int) -> list[int]:
     """Ids that end a text, the tokenizer's own first."""
     own = tokenizer.eos_token_id
     found = list(ends) or [own]
@@ -222,6 +225,12 @@ def _ends(name: str, tokenizer: Any, ends: Sequence[int]) -> list[int]:
             f"{name}: neither its tokenizer nor its generation config has an end-of-sequence "
             "token, which a GGUF file needs; set one"
         )
+    for token in found:
+        if not 0 <= token < size:
+            raise UnsupportedModelError(
+                f"{name}: by its generation config a text ends with id {token}, but its head has "
+                f"{size} entries; correct the config"
+            )
     return sorted(found, key=lambda token: token != own)
 
 
