@@ -31,7 +31,8 @@ from .results import Chunk, Result
 
 __all__ = ["Pair", "load"]
 
-DEFAULT_POLICY = "dynamic"
+DEFAULT_POLICY = "cost-aware"
+FREE = "cost-aware:draft=0"  # for drafts that cost nothing
 
 
 def load(
@@ -60,7 +61,7 @@ def load(
         draft: A little model, given the same way; or `"early-exit:layers=4"` (the target's first
             layers), or `"prompt-lookup"` (the text so far; `"prompt-lookup:ngram=3"`); None for
             the target alone.
-        policy: The default policy of the pair; see `biglittle.parse_policy`. Default: "dynamic",
+        policy: The default policy of the pair; see `biglittle.parse_policy`. Default: "cost-aware",
             which is lossless; "none" without a draft.
         dtype: Of the target; "auto" is the checkpoint's own.
         device: Of the target; "auto" is a GPU where there is one.
@@ -155,7 +156,7 @@ class Pair:
                 self.vocab = min(self.vocab, little.vocab)
             self._draft_vocab = shared_vocab(min(self.vocab, little.vocab), draft_tokenizer)
         self._make_drafter(runner)
-        default = DEFAULT_POLICY if spec.drafts else "none"
+        default = FREE if spec.ngram is not None else DEFAULT_POLICY if spec.drafts else "none"
         self.policy = self._policy(default if policy is None else policy)
         self._prompts = Prompts(
             tokenizer,

@@ -23,7 +23,7 @@ from typing import Any, get_args, get_type_hints
 from . import lookahead as lookahead_package
 from .acceptance import Acceptance, Bild, Exact
 from .errors import PolicyError, nearest
-from .lookahead import Confidence, Constant, Fallback, Heuristic, Lookahead
+from .lookahead import Confidence, Constant, CostAware, Fallback, Heuristic, Lookahead
 
 __all__ = ["Policy", "PolicyLike", "parse_policy"]
 
@@ -50,6 +50,11 @@ class Policy:
     def lossless(self) -> bool:
         """Whether the output is what the target alone would write."""
         return self.lookahead is None or self.acceptance.lossless
+
+    @classmethod
+    def cost_aware(cls) -> Policy:
+        """Drafting while it pays, by typical costs: the default, lossless."""
+        return cls(CostAware())
 
     @classmethod
     def dynamic(cls, threshold: float = 0.4, tokens: int = 20) -> Policy:
@@ -201,12 +206,12 @@ def _build(
 
 def _convert(name: str, key: str, text: str, hint: Any) -> Any:
     """An option's value, as its field's type says."""
-    for kind, (read, what) in KINDS.items():
-        if hint == kind or kind in get_args(hint):  # float | None is a float that may be left out
-            try:
-                return read(text)
-            except (KeyError, ValueError):
-                raise PolicyError(f"{name}: {key}={text} is not {what}") from None
+    if hint in KINDS:
+        read, what = KINDS[hint]
+        try:
+            return read(text)
+        except (KeyError, ValueError):
+            raise PolicyError(f"{name}: {key}={text} is not {what}") from None
     if get_args(hint) and text not in get_args(hint):
         raise PolicyError(f"{name}: {key}={text} must be one of {', '.join(get_args(hint))}")
     return text

@@ -52,7 +52,8 @@ class Round:
     drafted: int
     accepted: int
     confidence: tuple[float, ...]
-    """The draft's probability of each drafted token."""
+    """The draft's probability of each token it predicted: the drafted ones, and then one that it
+    gave up."""
     fallback: bool
     """Whether the draft gave up the last position."""
 

@@ -70,7 +70,7 @@ def test_the_default_is_the_lossless_policies(bench: Any, tmp_path: Path) -> Non
     assert result.exit_code == 0
     assert result.stderr == ""
     systems = [row["system"] for row in summary(tmp_path / "out")["rows"]]
-    assert systems == ["none", "dynamic", "static", "heuristic"]
+    assert systems == ["none", "cost-aware", "dynamic", "static", "heuristic"]
 
 
 def test_the_same_command_goes_on(bench: Any, tmp_path: Path) -> None:

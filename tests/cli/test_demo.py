@@ -38,14 +38,16 @@ def test_texts_and_table(run: Run, folders: dict[str, str], models: list[str]) -
         chat = [{"role": "user", "content": prompt}]
         answer = alone.generate(chat, max_new_tokens=10, temperature=0.0)
         spent.append(answer.stats)
-        assert f"▌ {prompt}\n{answer.text}\n→ dynamic: the same text\n" in done.stdout
+        assert f"▌ {prompt}\n{answer.text}\n→ cost-aware: the same text\n" in done.stdout
     table = rows(done.stdout)
     assert list(table) == ["the target alone", *POLICIES]
     passes = str(sum(stats.target_passes for stats in spent))
     assert table["the target alone"][1:] == ["1.00", "–", passes, "0", "–"]
-    assert table["dynamic"][-3:] == ["3", "of", "3"]
+    assert table["cost-aware"][-3:] == ["3", "of", "3"]
     words = " ".join(done.stdout.split())
-    assert "Compared with the target alone, dynamic wrote the same text for 3 of 3 prompts" in words
+    assert (
+        "Compared with the target alone, cost-aware wrote the same text for 3 of 3 prompts" in words
+    )
     for part in (folders["target"], "float32 on cpu, 1 thread", "torch 2", "transformers 5"):
         assert part in words
 

@@ -105,7 +105,7 @@ def test_json_is_all_that_standard_output_holds(run: Run, models: Any, expected:
     assert len(first["token_ids"]) == len(first["origins"]) == len(first["logprobs"]) == 12
     assert len(first["logprobs"][0]["top"]) == 2
     assert first["rounds"][0].keys() == {"drafted", "accepted", "confidence", "fallback"}
-    assert first["policy"] == "dynamic"
+    assert first["policy"] == "cost-aware"
     assert first["lossless"] is True
     assert first["stats"]["new_tokens"] == 12
 

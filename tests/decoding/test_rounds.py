@@ -127,7 +127,9 @@ def expect(case: Case, rule: str, window: int, *, sure: bool) -> Expected:
             own = Origin.CORRECTED if accepted < len(ids) else Origin.TARGET
             found.tokens.append(case.text[n + k])
             found.origins.append(Origin.ACCEPTED if k < accepted else own)
-        found.rounds.append(Round(len(ids), accepted, tuple(confidences[:kept]), dropped))
+        found.rounds.append(
+            Round(len(ids), accepted, tuple(confidences[: kept + dropped]), dropped)
+        )
         ahead.learn(len(ids), accepted)
     return found
 

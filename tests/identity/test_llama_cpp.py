@@ -12,6 +12,9 @@ from biglittle import LlamaModel, Pair, catalogue
 from biglittle.audit import compare
 
 pytest.importorskip("llama_cpp")
+
+from biglittle.engines.llama_cpp.convert import convert
+
 pytestmark = pytest.mark.slow
 
 TEXTS = [
@@ -19,7 +22,8 @@ TEXTS = [
     "def fibonacci(n):\n    ",
     "Once upon a time there was a little model that",
 ]
-MODELS = ("smollm2-135m-instruct", "gemma-3-270m", "qwen2.5-coder-1.5b-instruct")
+BF16 = "smollm2-135m-instruct in bf16"
+MODELS = ("smollm2-135m-instruct", BF16, "gemma-3-270m", "qwen2.5-coder-1.5b-instruct")
 LITTLE = "qwen2.5-coder-0.5b-instruct"
 DRAFTS = ("itself", "prompt-lookup", "little")
 POLICIES = ("none", "dynamic", "static:tokens=5", "heuristic")
@@ -36,8 +40,12 @@ def shipped(name: str) -> LlamaModel:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def big(request: pytest.FixtureRequest) -> LlamaModel:
-    return shipped(request.param)
+def big(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
+    if request.param != BF16:
+        return shipped(request.param)
+    file = tmp_path_factory.mktemp("gguf") / "smollm2-bf16.gguf"
+    convert(request.getfixturevalue("smollm2_dir"), file, "bf16", check=False)
+    return LlamaModel(file, {"n_threads": 2})
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,9 @@ POLICIES = (
     "heuristic:start=2,threshold=0.3,tokens=9",
     "fallback:threshold=0.2,tokens=7",
     "fallback:threshold=0.7",
+    "self-adjusting:threshold=0.1",
+    "cost-aware",
+    "cost-aware:draft=0.05,verify=1.1/1.2/1.3/1.4",
 )
 
 

@@ -62,7 +62,7 @@ they come: a run that was stopped goes on when the same command is given again. 
 `results.jsonl` with every answer.
 """
 
-LOSSLESS = ("dynamic", "static:tokens=5", "heuristic")
+LOSSLESS = ("cost-aware", "dynamic", "static:tokens=5", "heuristic")
 PACKAGES = ("scipy", "jinja2", "matplotlib")
 _TASKS: Any = {"rich_help_panel": "Tasks"}
 _RUN: Any = {"rich_help_panel": "Run"}

@@ -47,7 +47,7 @@ TITLES = (
     "same\ntexts",
 )
 OPTIONS: dict[str, Any] = {"temperature": 0.0}
-POLICIES = ["dynamic", "bild:fallback=0.6,rollback=3"]
+POLICIES = ["cost-aware", "bild:fallback=0.6,rollback=3"]
 PROMPTS = [
     "Write a Python function that checks whether a number is prime.",
     "Write a Python class for a stack with push, pop and peek.",

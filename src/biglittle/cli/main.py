@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import BiglittleError, RowError
-from . import bench, chat, convert, demo, diagnose, doctor, generate, models
+from . import bench, chat, convert, demo, diagnose, doctor, generate, models, traces
 from .options import in_options, with_groups
 from .screen import complain
 
@@ -111,6 +111,7 @@ app.command(epilog=bench.EPILOG)(with_groups(bench.bench))
 app.command(epilog=convert.EPILOG)(convert.convert)
 app.command()(doctor.doctor)
 app.add_typer(models.app, name="models")
+app.add_typer(traces.app, name="traces")
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ class RowDraft:
     ids: list[int]
     """Tokens to verify."""
     confidence: list[float]
-    """The draft's probability of each."""
+    """The draft's probability of each token predicted, one that was given up included."""
     dropped: bool = False
     """Whether one more token was predicted and given up."""
     passes: int = 0
@@ -46,7 +46,7 @@ class RowDraft:
             self.dropped = True
         else:
             self.ids.append(token)
-            self.confidence.append(confidence)
+        self.confidence.append(confidence)
         self.open = decision == Decision.CONTINUE and not last
 
 

@@ -96,9 +96,9 @@ def replay(traces: Traces, policy: PolicyLike) -> Replay:
         accepted = np.minimum(found.drafted, windows.matches[rows])
         confidence = windows.confidence[torch.from_numpy(windows.index[rows])]
         for at, prompt in enumerate(prompts):
-            count = int(found.drafted[at])
-            sure = tuple(confidence[at, :count].tolist())
-            seen = Round(count, int(accepted[at]), sure, bool(found.fallback[at]))
+            count, fallback = int(found.drafted[at]), bool(found.fallback[at])
+            sure = tuple(confidence[at, : count + fallback].tolist())
+            seen = Round(count, int(accepted[at]), sure, fallback)
             states[prompt] = rule.observe(states[prompt], seen)
         return found
 
