@@ -66,6 +66,8 @@ def check(pair: Pair, results: Sequence[Any], wanted: Sequence[list[int]]) -> No
 def test_models_as_they_are_shipped(
     big: LlamaModel, wanted: list[list[int]], draft: str, policy: str
 ) -> None:
+    if policy == "none" and draft != "itself":
+        pytest.skip("nothing drafts")
     drafts: dict[str, Any] = {"itself": big, "prompt-lookup": draft}
     if draft == "little":
         if "qwen" not in big.name:
