@@ -96,8 +96,8 @@ class Bench:
         return engine
 
     def costs(self) -> list[dict[str, Any]]:
-        """One more timing of the passes."""
-        found = measure_profile(self.pair, repeats=1, prompt=self.prompts[0])
+        """One more timing of the passes, as `biglittle diagnose` does it."""
+        found = measure_profile(self.pair, prompt=self.prompts[0])
         return [costs.as_dict() for costs in found.costs]
 
 
