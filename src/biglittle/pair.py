@@ -45,6 +45,7 @@ def load(
     draft_dtype: str | torch.dtype | None = None,
     draft_device: str | torch.device | None = None,
     draft_quantize: str | None = None,
+    draft_vocab: int | str | Path | Sequence[int] | None = None,
     engine: str = "auto",
     draft_engine: str | None = None,
     llama: LlamaOptions | Mapping[str, Any] | None = None,
@@ -69,6 +70,9 @@ def load(
         draft_device: Of the draft; default: the target's.
         draft_quantize: "int4": four-bit weights for the draft, on a CPU. It drafts about
             twice as fast and nearly as well; what is lossless stays so, for the target checks it.
+        draft_vocab: Tokens that the draft may propose: how many from the first one, a text file
+            (those that occur in it), or ids. The draft's head is cut to them, which makes a draft
+            of a large vocabulary faster; what is lossless stays so.
         engine: "transformers", "llama.cpp" (for GGUF files, with the extra `biglittle[llama]`), or
             "auto": llama.cpp for GGUF files where it is installed.
         draft_engine: Of the draft; default: as for the target, where that can run it. The two
@@ -98,6 +102,7 @@ def load(
         draft_dtype=draft_dtype,
         draft_device=draft_device,
         draft_quantize=draft_quantize,
+        draft_vocab=draft_vocab,
         engine=engine,
         draft_engine=draft_engine,
         adapter=adapter,

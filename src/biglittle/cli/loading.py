@@ -35,6 +35,7 @@ def load_pair(models: ModelOptions, policy: str | None, screen: Screen) -> Pair:
         "draft_dtype": models.draft_dtype,
         "draft_device": models.draft_device,
         "draft_quantize": models.draft_quantize,
+        "draft_vocab": models.vocab,
         "adapter": models.adapter,
         "trust_remote_code": models.trust_remote_code,
         "engine": models.engine,

@@ -81,6 +81,16 @@ class ModelOptions:
             **_MODELS,
         ),
     ] = None
+    draft_vocab: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|FILE",
+            help="Tokens that the draft may propose: the first N, or those of a text file. Its "
+            "head is cut to them, which makes it faster.",
+            show_default=False,
+            **_MODELS,
+        ),
+    ] = None
     adapter: Annotated[
         str | None,
         typer.Option(
@@ -146,6 +156,12 @@ class ModelOptions:
     use_mmap: Annotated[
         bool | None, typer.Option("--mmap/--no-mmap", help="Map files, or read them.", **_LLAMA)
     ] = None
+
+    @property
+    def vocab(self) -> int | str | None:
+        """`draft_vocab` as `load` takes it."""
+        given = self.draft_vocab
+        return int(given) if given is not None and given.lstrip("-").isdecimal() else given
 
     @property
     def llama(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from .. import catalogue
 from ..errors import LoadError, ParameterError, nearest
 from . import llama_cpp
 from .transformers import loading as transformers_loading
+from .transformers.cut_head import DraftVocab, check_vocab
 
 __all__ = ["ENGINES", "Recipe", "recipes"]
 
@@ -30,7 +31,7 @@ class Recipe:
         source: A name, a path, or a model in memory.
         engine: One of `ENGINES`, or "auto": llama.cpp for GGUF files where it is installed,
             unless something is asked for that only transformers does.
-        dtype, device, adapter, quantize, pack, trust_remote_code: See
+        dtype, device, adapter, quantize, vocab, pack, trust_remote_code: See
             `transformers.loading.load_model`.
         llama: See `llama_cpp.LlamaOptions`.
     """
@@ -41,6 +42,7 @@ class Recipe:
     device: str | torch.device = "auto"
     adapter: str | Path | None = None
     quantize: str | None = None
+    vocab: DraftVocab | None = None
     pack: bool = True
     trust_remote_code: bool = False
     llama: llama_cpp.LlamaOptions | Mapping[str, Any] | None = None
@@ -56,6 +58,7 @@ class Recipe:
         transformers_loading.pick_dtype(self.dtype)
         device = self._device()
         transformers_loading.check_quantize(self.quantize, self.source, self.device)
+        check_vocab(self.vocab, self.source)
         llama_cpp.LlamaOptions.make(self.llama)
         self._check_own_engine()
         if self.engine == "llama.cpp":
@@ -133,6 +136,7 @@ class Recipe:
             "draft_dtype" if self.draft else "dtype": None if self.dtype == "auto" else self.dtype,
             "adapter": self.adapter,
             "draft_quantize": self.quantize,
+            "draft_vocab": self.vocab,
         }
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -156,6 +160,7 @@ class Recipe:
                 device=self.device,
                 adapter=self.adapter,
                 quantize=self.quantize,
+                vocab=self.vocab,
                 pack=self.pack,
                 trust_remote_code=self.trust_remote_code,
             )
@@ -215,6 +220,7 @@ def recipes(
     draft_dtype: str | torch.dtype | None = None,
     draft_device: str | torch.device | None = None,
     draft_quantize: str | None = None,
+    draft_vocab: DraftVocab | None = None,
     engine: str = "auto",
     draft_engine: str | None = None,
     adapter: str | Path | None = None,
@@ -235,6 +241,7 @@ def recipes(
         dtype="auto" if draft_dtype is None else draft_dtype,
         device=device if draft_device is None else draft_device,
         quantize=draft_quantize,
+        vocab=draft_vocab,
         draft=True,
         **shared,
     )

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 
 from ... import catalogue
 from ...errors import LoadError, ParameterError, nearest
+from .cut_head import DraftVocab, cut_head, vocabulary
 from .gguf import converted
 from .packing import can_pack, pack_linears
 from .quantizing import GROUP, QUANTIZATIONS, can_quantize, quantize_linears
@@ -94,6 +95,7 @@ def load_model(
     device: str | torch.device = "auto",
     adapter: str | Path | None = None,
     quantize: str | None = None,
+    vocab: DraftVocab | None = None,
     pack: bool = True,
     trust_remote_code: bool = False,
 ) -> Any:
@@ -106,6 +108,7 @@ def load_model(
         device: "auto" is a GPU where there is one.
         adapter: A PEFT adapter to put on it; a folder or a hub id.
         quantize: "int4" for four-bit linear layers, on a CPU; see `quantizing`.
+        vocab: Tokens that the head is cut to; see `cut_head`.
         pack: Whether bfloat16 weights on a CPU are laid out for it; see `packing`.
         trust_remote_code: As in transformers.
 
@@ -135,6 +138,9 @@ def load_model(
     model = model.to(where)
     if adapter is not None:
         model = _with_adapter(model, adapter)
+    if vocab is not None:
+        tokenizer = load_tokenizer(source, dtype=dtype, trust_remote_code=trust_remote_code)
+        cut_head(model, vocabulary(vocab, tokenizer, model))
     if quantize is not None and not quantize_linears(model):
         raise LoadError(
             f"cannot quantize {str(source)!r}: it has no linear layer whose inputs come in "
