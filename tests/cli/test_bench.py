@@ -118,6 +118,16 @@ def test_parallel_text(bench: Any, tmp_path: Path) -> None:
     assert alone.stderr.startswith("error: --source and --reference go together")
 
 
+def test_a_metric_in_place_of_the_formats_own(bench: Any, tmp_path: Path) -> None:
+    path = tmp_path / "sums.jsonl"
+    path.write_text('{"prompt": "The little", "reference": "4"}\n')
+    assert bench("--task", str(path), "-p", "dynamic", "--metric", "exact_match").exit_code == 0
+    assert summary(tmp_path / "out")["rows"][0]["exact_match"] == 0.0
+    wrong = bench("--task", str(path), "--metric", "blue")
+    assert wrong.exit_code == 2
+    assert "blue" in wrong.stderr
+
+
 def test_programs_run_only_when_asked(bench: Any, tmp_path: Path) -> None:
     problem = {
         "task_id": "HumanEval/0", "prompt": "def one():\n", "entry_point": "one",

@@ -137,6 +137,16 @@ def bench(
             metavar="TEXT", help="The prompt around a text, with {source} in its place.", **_TASKS
         ),
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="In place of the format's own: bleu, chrf, rougeL, exact_match, pass@1; "
+            "repeatable. JSON lines with references have none of their own.",
+            show_default=False,
+            **_TASKS,
+        ),
+    ] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -197,10 +207,10 @@ def bench(
     with screen.status("starting"):
         quiet_libraries()
         policies = chosen_policies(policy, models)
-        asked = read(task or [], format, limit, template=template, chat=chat)
+        options: dict[str, Any] = {"template": template, "chat": chat, "metrics": metric}
+        asked = read(task or [], format, limit, **options)
         if source is not None:
-            options = {"reference": reference, "template": template, "chat": chat}
-            asked += read([source], "auto", limit, **options)
+            asked += read([source], "auto", limit, reference=reference, **options)
         asked = asked or built_in(limit)
         check_names(asked)
     pair = load_pair(models, None, screen)

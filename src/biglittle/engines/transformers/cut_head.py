@@ -31,6 +31,8 @@ class CutHead(nn.Module):
         ids: The tokens that stay, ascending, [kept].
     """
 
+    ids: Tensor
+
     def __init__(self, head: nn.Linear, ids: Tensor) -> None:
         super().__init__()
         self.in_features, self.out_features = head.in_features, head.out_features
@@ -43,12 +45,12 @@ class CutHead(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The whole head's, without its values, [out, in]: for whoever asks for its shape."""
-        dtype = self.part.weight.dtype
+        dtype: torch.dtype = self.part.weight.dtype  # in four bits, of what it was made of
         return torch.empty(self.out_features, self.in_features, dtype=dtype, device="meta")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
-        known = self.part(inputs)
+        known: Tensor = self.part(inputs)
         scores = known.new_full((*known.shape[:-1], self.out_features), float("-inf"))
         scores[..., self.ids] = known
         return scores
