@@ -52,6 +52,7 @@ OURS = {
     "constant": "static:tokens=5",
     "dynamic": "dynamic",
     "dynamic-0.7": "dynamic:threshold=0.7,tokens=8",
+    "cost-aware": "cost-aware",
 }
 SYSTEMS = ("loop", *OURS)
 

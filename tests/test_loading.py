@@ -65,7 +65,10 @@ def test_a_local_folder(folder: Path, model: Any) -> None:
         assert pair.tokenizer.get_vocab() == TOKENIZER.get_vocab()
         result = pair.generate(prompt(), max_new_tokens=8, ignore_eos=True)
         assert tokens(result) == plain(model, prompt(), 8)
-    assert repr(pair) == f"Pair({str(folder)!r}, draft=prompt-lookup:ngram=3, policy='dynamic')"
+    assert (
+        repr(pair)
+        == f"Pair({str(folder)!r}, draft=prompt-lookup:ngram=3, policy='cost-aware:draft=0')"
+    )
 
 
 def test_two_folders_and_a_folder_with_a_model_in_memory(folder: Path, model: Any) -> None:

@@ -54,7 +54,7 @@ def test_policy_is_shown_and_changed(run: Run, models: list[str]) -> None:
     done = run("chat", *models, stdin=lines)
     assert done.exit_code == 0
     notes = done.stderr.splitlines()[1:]
-    assert notes[:2] == ["policy dynamic", "policy bild:fallback=0.6,rollback=3"]
+    assert notes[:2] == ["policy cost-aware", "policy bild:fallback=0.6,rollback=3"]
     assert "lossy" in notes[2]
     assert notes[3] == "policy none"
     assert "0 draft passes" in notes[4]
