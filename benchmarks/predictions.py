@@ -7,7 +7,7 @@
 A pair's passes are timed and its traces recorded as `biglittle diagnose` does it. Then every policy
 is run on the same prompts, the target alone among them: one round of each in turn, so that a slow
 moment of the machine meets all alike. Passes are timed again after every prompt. What is compared
-is is the speed-up over the target alone after the first token, of the prompts for which the policy
+is the speed-up over the target alone after the first token, of the prompts for which the policy
 wrote the target's text: in bfloat16 a near-tie may flip, and another text takes other rounds.
 """
 
