@@ -12,7 +12,8 @@ oracle is its speed over that of a lookahead which drafts exactly what will be a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ from biglittle.costs import Costs
 from biglittle.diagnosis import Profile
 from biglittle.diagnosis.predict import settings
 from biglittle.diagnosis.profile import measure_profile
-from biglittle.traces import Replay, Traces, oracle, read_traces, record, replay
+from biglittle.traces import Replay, Traces, oracle, read_traces, record, replay, train_disco
 
 TARGET, DRAFT = "qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct"
 TASKS = ("code", *SPEC_BENCH)
@@ -40,7 +41,9 @@ RULES = {
     "dynamic": "dynamic",
     "self-adjusting": "self-adjusting",
     "cost-aware": "cost-aware",
+    "fallback": "fallback",
 }
+DISCO = "DISCO, trained on the other tasks"
 BEST = {
     "constant": "constant, best",
     "dynamic": "dynamic, best",
@@ -122,9 +125,17 @@ Rows = list[list[str]]
 def tables(traces: Mapping[str, Traces], profile: Profile) -> list[tuple[str, list[str], Rows]]:
     """Titles, headers and rows."""
     tasks = list(traces)
+    times = [compared(traces, task, profile) for task in tasks]
+    plain = [seconds(found, profile, replay(found, "none")) for found in traces.values()]
+    best = [seconds(found, profile, oracle(found)) for found in traces.values()]
+    bounded = [{**found, "oracle": bound} for found, bound in zip(times, best, strict=True)]
     return [
-        ("Predicted speed over plain decoding", ["lookahead", *tasks], speeds(traces, profile)),
-        ("Share of the oracle's speed", ["lookahead", *tasks], shares(traces, profile)),
+        (
+            "Predicted speed over plain decoding",
+            ["lookahead", *tasks],
+            relative(bounded, plain, "{:.2f}×"),
+        ),
+        ("Share of the oracle's speed", ["lookahead", *tasks], relative(times, best, "{:.0%}")),
         (
             "The oracle's lookahead: tokens it drafts a round",
             ["", *tasks],
@@ -149,33 +160,26 @@ def seconds(found: Traces, profile: Profile, rounds: Replay) -> float:
     return float(profile.seconds(found, rounds).sum())
 
 
-def compared(found: Traces, profile: Profile) -> dict[str, float]:
+def compared(traces: Mapping[str, Traces], task: str, profile: Profile) -> dict[str, float]:
     """Seconds of every rule on one task."""
+    found = traces[task]
     times = {name: seconds(found, profile, replay(found, rule)) for name, rule in RULES.items()}
+    others = [trace for name, part in traces.items() if name != task for trace in part]
+    if others:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "disco.safetensors"
+            train_disco(Traces(found.header, tuple(others)), path)
+            times[DISCO] = seconds(found, profile, replay(found, f"disco:path={path}"))
     families = settings(found.header.cap, profile.costs[0])
     for family, name in BEST.items():
         times[name] = min(seconds(found, profile, replay(found, one)) for one in families[family])
     return times
 
 
-def speeds(traces: Mapping[str, Traces], profile: Profile) -> Rows:
-    """A row a rule, and the oracle."""
-    plain = [seconds(found, profile, replay(found, "none")) for found in traces.values()]
-    times = [compared(found, profile) for found in traces.values()]
-    best = [seconds(found, profile, oracle(found)) for found in traces.values()]
-    rows = {name: [found[name] for found in times] for name in times[0]} | {"oracle": best}
+def relative(times: Sequence[Mapping[str, float]], to: Sequence[float], form: str) -> Rows:
+    """A row a rule: how its speed compares, task by task."""
     return [
-        [name, *[f"{a / b:.2f}×" for a, b in zip(plain, values, strict=True)]]
-        for name, values in rows.items()
-    ]
-
-
-def shares(traces: Mapping[str, Traces], profile: Profile) -> Rows:
-    """A row a rule."""
-    times = [compared(found, profile) for found in traces.values()]
-    best = [seconds(found, profile, oracle(found)) for found in traces.values()]
-    return [
-        [name, *[f"{bound / found[name]:.0%}" for bound, found in zip(best, times, strict=True)]]
+        [name, *[form.format(a / found[name]) for a, found in zip(to, times, strict=True)]]
         for name in times[0]
     ]
 

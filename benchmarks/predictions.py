@@ -49,7 +49,7 @@ POLICIES = (
     "dynamic",
     "dynamic:threshold=0.7,tokens=8",
     "self-adjusting",
-    "fallback:threshold=0.6",
+    "cost-aware",
     "fallback:threshold=0.9,tokens=6",
 )
 NGRAM = 3

@@ -11,7 +11,6 @@ from tests.models import build
 
 from biglittle import Pair, ParameterError, PolicyError
 from biglittle.audit import Audit, Difference, audit, compare
-from biglittle.engines import Prompt
 
 
 def test_identical_outputs() -> None:
@@ -36,7 +35,7 @@ def test_a_clear_margin_is_no_near_tie() -> None:
 def test_one_that_ends_where_the_other_goes_on_is_no_near_tie() -> None:
     pair = Pair(build("llama"))
     for one, other in (([5, 6], [5]), ([5], [5, 6])):
-        found = compare(pair, Prompt((1, 2)), one, other)
+        found = compare(pair, pair.requests([1, 2])[0], one, other)
         assert found.difference is not None
         assert not found.difference.near_tie
         assert str(found) == (
@@ -65,9 +64,22 @@ def test_tokens_are_told_as_text_where_there_is_a_tokenizer() -> None:
 
     tokenizer: Any = Tokenizer()
     for given, texts in ((tokenizer, ("B", "C")), (None, None)):
-        found = compare(Pair(build("llama"), tokenizer=given), Prompt((1, 2)), [65, 66], [65, 67])
+        pair = Pair(build("llama"), tokenizer=given)
+        found = compare(pair, pair.requests([1, 2])[0], [65, 66], [65, 67])
         assert found.difference is not None
         assert found.difference.texts == texts
+
+
+def test_looks_at_the_scores_that_were_chosen_by() -> None:
+    """A penalty moves a token that occurred before by more than any rounding."""
+    pair = Pair(build("llama"))
+    request = pair.requests([1, 2, 65], repetition_penalty=2.0)[0]
+    raw = compare(pair, pair.requests([1, 2, 65])[0], [65], [66]).difference
+    seen = compare(pair, request, [65], [66]).difference
+    assert raw is not None
+    assert seen is not None
+    assert seen.narrow[0] == pytest.approx(raw.narrow[0] * (0.5 if raw.narrow[0] > 0 else 2.0))
+    assert seen.narrow[1] == pytest.approx(raw.narrow[1])
 
 
 def test_finds_a_wrong_output(monkeypatch: pytest.MonkeyPatch) -> None:

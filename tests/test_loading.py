@@ -67,7 +67,7 @@ def test_a_local_folder(folder: Path, model: Any) -> None:
         assert tokens(result) == plain(model, prompt(), 8)
     assert (
         repr(pair)
-        == f"Pair({str(folder)!r}, draft=prompt-lookup:ngram=3, policy='cost-aware:draft=0')"
+        == f"Pair({str(folder)!r}, draft=prompt-lookup:ngram=3, policy='cost-aware:draft=0,read=0')"
     )
 
 

@@ -24,6 +24,7 @@ from .params import make_params
 from .policy import PolicyLike, parse_policy
 
 if TYPE_CHECKING:
+    from .decoding import Request
     from .pair import Pair
 
 __all__ = ["Audit", "Difference", "audit", "compare"]
@@ -121,17 +122,18 @@ def audit(
     plain = pair.requests(prompt, policy="none", params=params)
     other = pair.requests(prompt, policy=chosen, params=params)
     return [
-        compare(pair, one.prompt, pair.run([one])[0].token_ids, pair.run([two])[0].token_ids)
+        compare(pair, one, pair.run([one])[0].token_ids, pair.run([two])[0].token_ids)
         for one, two in zip(plain, other, strict=True)
     ]
 
 
-def compare(pair: Pair, prompt: Prompt, plain: Sequence[int], other: Sequence[int]) -> Audit:
+def compare(pair: Pair, request: Request, plain: Sequence[int], other: Sequence[int]) -> Audit:
     """Compare two greedy outputs that are there already.
 
     Args:
         pair: The pair that wrote them.
-        prompt: What they go on from (`Request.prompt`).
+        request: What they answer. Its processors shape the scores that are looked at, as they
+            shaped the choice.
         plain: Tokens of the target alone.
         other: Tokens of a lossless policy.
     """
@@ -143,9 +145,11 @@ def compare(pair: Pair, prompt: Prompt, plain: Sequence[int], other: Sequence[in
         gone_on = plain if len(plain) > same else other
         nothing = (float("inf"), 0.0)
         return Audit(same, Difference(same, gone_on[same], gone_on[same], nothing, nothing))
-    tokens = (*prompt.tokens, *plain[:same])
-    narrow = _logits(pair, Prompt(tokens, prompt.encoder), 1)
-    wide = _logits(pair, Prompt(tokens, prompt.encoder), CONTEXT)
+    tokens, encoder = (*request.prompt.tokens, *plain[:same]), request.prompt.encoder
+    narrow, wide = (
+        request.pipeline.at(tokens, _logits(pair, Prompt(tokens, encoder), width), custom=False)
+        for width in (1, CONTEXT)
+    )
     a, b = plain[same], other[same]
     decode = None if pair.tokenizer is None else pair.tokenizer.decode
     return Audit(
@@ -171,4 +175,4 @@ def _logits(pair: Pair, prompt: Prompt, width: int) -> torch.Tensor:
         part = prompt.tokens[start : start + width]
         tokens = torch.tensor([part], device=runner.device)
         logits = runner.forward(tokens, [len(part)])[0, -1]
-    return logits.to(torch.float32, copy=True)  # it is the runner's memory
+    return logits[: pair.vocab].to(torch.float32, copy=True)  # it is the runner's memory

@@ -32,7 +32,9 @@ from .results import Chunk, Result
 __all__ = ["Pair", "load"]
 
 DEFAULT_POLICY = "cost-aware"
-FREE = "cost-aware:draft=0"  # for drafts that cost nothing
+ON_A_GPU = "cost-aware:read=0.001"  # many tokens are read there in the time of a few
+EARLY_EXIT = "cost-aware:read=0"  # the target has read everything
+FREE = "cost-aware:draft=0,read=0"  # for drafts that cost nothing
 
 
 def load(
@@ -161,8 +163,7 @@ class Pair:
                 self.vocab = min(self.vocab, little.vocab)
             self._draft_vocab = shared_vocab(min(self.vocab, little.vocab), draft_tokenizer)
         self._make_drafter(runner)
-        default = FREE if spec.ngram is not None else DEFAULT_POLICY if spec.drafts else "none"
-        self.policy = self._policy(default if policy is None else policy)
+        self.policy = self._policy(self._default_policy if policy is None else policy)
         self._prompts = Prompts(
             tokenizer,
             encoder=self._encoder_input(),
@@ -421,6 +422,14 @@ class Pair:
         )
         ends = {special[stop] for stop in params.stop_strings if stop in special}
         return tuple(s for s in params.stop_strings if s not in special), frozenset(ends)
+
+    @property
+    def _default_policy(self) -> str:
+        if not self._spec.drafts:
+            return "none"
+        if self._draft is None:
+            return FREE if self._spec.layers is None else EARLY_EXIT
+        return DEFAULT_POLICY if self._target.device.type == "cpu" else ON_A_GPU
 
     def _policy(self, policy: PolicyLike) -> Policy:
         chosen = parse_policy(policy)

@@ -1,6 +1,7 @@
 """Policies by name: a lookahead and an acceptance rule, written as a short string.
 
-    dynamic                            confidence lookahead, lossless (the default)
+    cost-aware                         drafts while it pays, lossless (the default)
+    dynamic                            confidence lookahead, lossless
     static:tokens=5                    constant lookahead, lossless
     heuristic                          grows and shrinks with success, lossless
     bild:fallback=0.6,rollback=3       Big Little Decoder, lossy
@@ -257,7 +258,8 @@ def _print_value(value: Any) -> str:
     if isinstance(value, tuple):
         return "/".join(map(_print_value, value))
     short = isinstance(value, float) and float(f"{value:g}") == value
-    return (f"{value:g}" if short else str(value)).replace("+", "")  # "+" joins two rules
+    text = f"{value:g}" if short else str(value)
+    return text.replace("+", "") if isinstance(value, float) else text  # "+" joins two rules
 
 
 def _changed(rule: Any) -> dict[str, str]:

@@ -47,6 +47,10 @@ def test_replay(run: Run, recorded: Path) -> None:
     assert rows["none"][1] == "1.00"
     assert int(rows["oracle"][2]) <= int(rows["static:tokens=2"][2]) <= int(rows["none"][2])
     assert "cost-aware" in run("traces", "replay", str(recorded)).stdout
+    recorded.write_text(recorded.read_text().splitlines()[0] + "\n")
+    empty = run("traces", "replay", str(recorded))
+    assert empty.exit_code == 2
+    assert "holds no prompt yet" in empty.stderr
 
 
 def test_disco(

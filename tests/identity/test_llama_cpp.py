@@ -57,7 +57,7 @@ def check(pair: Pair, results: Sequence[Any], wanted: Sequence[list[int]]) -> No
     """Assert that every result is what is wanted, but for near-ties."""
     requests = pair.requests(TEXTS)
     for request, result, tokens in zip(requests, results, wanted, strict=True):
-        found = compare(pair, request.prompt, tokens, result.token_ids)
+        found = compare(pair, request, tokens, result.token_ids)
         assert found.difference is None or found.difference.near_tie, found
 
 

@@ -102,6 +102,8 @@ def test_files_that_hold_no_classifier(tmp_path: Path) -> None:
         parse_policy(f"disco:path={path}")
     with pytest.raises(PolicyError, match="must name a classifier's file"):
         parse_policy("disco")
+    with pytest.raises(PolicyError, match="rename the file"):
+        Disco(str(tmp_path / "a+b"))
     path.write_bytes(b"nonsense")
     with pytest.raises(PolicyError, match="holds no classifier"):
         parse_policy(f"disco:path={path}")

@@ -126,10 +126,16 @@ def test_foreign_files(tmp_path: Path, content: bytes | None, message: str) -> N
         read_traces(path)
 
 
-@pytest.mark.parametrize("line", [b"{}\n", b"[]\n", b"{\n", b'{"key": 1}\n', b"\n"])
-def test_damaged_lines(near: Pair, tmp_path: Path, line: bytes) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [b"{}\n", b"[]\n", b"{\n", b'{"key": 1}\n', b"\n", ("branches", []), ("chain", ["AAAA"] * 4)],
+)
+def test_damaged_lines(near: Pair, tmp_path: Path, line: Any) -> None:
     path = tmp_path / "t"
     record(near, PROMPTS[:1], path, max_new_tokens=NEW)
+    if not isinstance(line, bytes):  # a whole line with one thing wrong
+        good = json.loads(path.read_text().splitlines()[1])
+        line = json.dumps({**good, line[0]: line[1]}).encode() + b"\n"
     with path.open("ab") as file:
         file.write(line)
     with pytest.raises(ParameterError, match="line 3: damaged"):

@@ -27,6 +27,7 @@ POLICIES = (
     "self-adjusting:threshold=0.1",
     "cost-aware",
     "cost-aware:draft=0.05,verify=1.1/1.2/1.3/1.4",
+    "cost-aware:read=0.5",
 )
 
 

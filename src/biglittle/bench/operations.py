@@ -199,7 +199,7 @@ def _module_shape(model: Any) -> Shape | None:
     size = size or config.hidden_size // heads
     groups = getattr(config, "num_key_value_heads", None) or heads
     windows = tuple(window for _, window in layer_kinds(model))
-    head = _weights([model.get_output_embeddings()])
+    head = _weights(model.get_output_embeddings().modules())
     encoder = _weights(model.get_encoder().modules()) if is_seq2seq(model) else Weights()
     return Shape(
         layers=_weights(model.get_decoder().modules()),

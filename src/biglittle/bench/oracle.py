@@ -31,6 +31,7 @@ def with_oracle(run: Bench, measured: Lookaheads, path: Path) -> Lookaheads:
     task = next(task for task in run.tasks if task.name == measured.task)
     example = next(example for example in task.examples if example.id == measured.example)
     limit = run.params.max_new_tokens
+    path.unlink(missing_ok=True)  # of a run with other settings, perhaps; it is quickly made
     traces = record(run.pair, [run.prompt(example)], path, max_new_tokens=limit)
     # The trace knows no stop strings; rounds after the one that ended the answer do not count.
     length = len(run.log.records[measured.task, measured.example, PLAIN].tokens[0])

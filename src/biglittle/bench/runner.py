@@ -17,7 +17,7 @@ from typing import Any
 
 from ..audit import compare
 from ..decoding import Request
-from ..errors import BiglittleError, ParameterError
+from ..errors import BiglittleError, ContextError, ParameterError
 from ..pair import Pair
 from ..params import GenerationParams
 from .records import Difference, Log, Record
@@ -83,7 +83,23 @@ class Bench:
         self._chat = bool(getattr(pair.tokenizer, "chat_template", None))
         for task in tasks:
             for example in task.examples:
-                self._request(task, example, ())
+                self._check(task, example)
+
+    def _check(self, task: Task, example: Example) -> None:
+        """Refuse an example that will not fit, the answers of its earlier turns included."""
+        turns = len(example.turns)
+        request, _ = self._request(task, example)
+        if turns == 1:
+            return
+        whole, _ = self._request(task, example, [""] * (turns - 1))
+        longest = len(whole.prompt.tokens) + (turns - 1) * request.max_new_tokens
+        context = self.pair.runner().limits.context
+        if context is not None and longest >= context:
+            raise ContextError(
+                f"{task.name}, example {example.id}: its {turns} turns and their answers may take "
+                f"{longest} tokens, of which {self.pair.name} has {context}; allow shorter "
+                "answers, or leave the example out"
+            )
 
     def _plan(self) -> Iterator[Step]:
         """All steps, in the order in which they run."""
@@ -124,19 +140,20 @@ class Bench:
         answers: list[Answer] = []
         source = 0
         for _ in step.example.turns:
-            request, params = self._request(step.task, step.example, answers)
+            said = [answer.text for answer in answers]
+            request, params = self._request(step.task, step.example, said)
             answers.append(step.system.answer(request, params))
             source += _source_tokens(request)
         asked = _digest([step.example.chat, step.example.turns, step.task.stop])
         return Record(*step.key, tuple(answers), asked, source)
 
     def _request(
-        self, task: Task, example: Example, answers: Sequence[Answer]
+        self, task: Task, example: Example, answers: Sequence[str] = ()
     ) -> tuple[Request, GenerationParams]:
         """The next turn's request, after the turns that have answers."""
         params = dataclasses.replace(self.params, stop=task.stop, seed=self._seed(task, example))
         try:
-            prompt = self.prompt(example, [answer.text for answer in answers])
+            prompt = self.prompt(example, answers)
             return self.pair.requests(prompt, policy=PLAIN, params=params)[0], params
         except BiglittleError as error:
             raise type(error)(f"{task.name}, example {example.id}: {error}") from error
@@ -189,16 +206,19 @@ class Bench:
             for turn, (ours, theirs) in enumerate(zip(plain.tokens, other.tokens, strict=True))
             if ours != theirs
         )
-        request, _ = self._request(step.task, step.example, plain.answers[:turn])
+        said = [answer.text for answer in plain.answers[:turn]]
+        request, _ = self._request(step.task, step.example, said)
         tokens = plain.tokens[turn], other.tokens[turn]
-        found = compare(self.pair, request.prompt, *tokens).difference
+        found = compare(self.pair, request, *tokens).difference
         assert found is not None, "their tokens differ"
-        assert found.texts is not None, "there is a tokenizer"
+        # One output may end where the other goes on.
+        shown = self.pair.tokenizer.decode([found.plain])
+        ends = (shown, "(end)") if len(tokens[0]) > len(tokens[1]) else ("(end)", shown)
         difference = Difference(
             *step.key,
             turn,
             found.position,
-            found.texts,
+            found.texts or ends,
             found.narrow,
             found.near_tie,
         )

@@ -211,8 +211,8 @@ class Bench:
         """Why a lossless policy wrote another text."""
         from ..audit import compare
 
-        start = self._pair.requests(prompt)[0].prompt
-        difference = compare(self._pair, start, plain.token_ids, other.token_ids).difference
+        request = self._pair.requests(prompt, **OPTIONS)[0]
+        difference = compare(self._pair, request, plain.token_ids, other.token_ids).difference
         if difference is None or not difference.near_tie:
             return "rounding does not explain it; please report this"
         return (

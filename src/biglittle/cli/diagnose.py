@@ -20,7 +20,7 @@ from rich.text import Text
 from ..errors import ParameterError
 from .generate import has_template
 from .loading import load_pair, quiet_libraries
-from .options import DEFAULT_TARGET, ModelOptions
+from .options import DEFAULT_TARGET, ModelOptions, given
 from .prompts import Asked, read_prompts
 from .screen import Screen, percent, plural
 
@@ -229,12 +229,11 @@ def _show(found: Diagnosis, models: ModelOptions, screen: Screen) -> None:
 
 def _command(found: Diagnosis, models: ModelOptions) -> str:
     """What to type, or to pass to `load`."""
-    target, advice = shlex.quote(models.target), found.advice
-    if not advice.speculate:
-        return f"biglittle generate -t {target} -d none -p none"
+    advice = found.advice
     copies = advice.draft.startswith(LOOKUP)
-    draft = shlex.quote(advice.draft if copies else str(models.drafter))
-    return f"biglittle generate -t {target} -d {draft} -p {advice.policy}"
+    draft = advice.draft if copies or not advice.speculate else str(models.drafter)
+    words = ["biglittle", "generate", "-t", models.target, "-d", draft, "-p", advice.policy]
+    return shlex.join([*words, *given(models, drafting=advice.speculate and not copies)])
 
 
 def _table(title: str, *columns: str) -> Table:

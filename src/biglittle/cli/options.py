@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..params import GenerationParams
 
 __all__ = ["DEFAULT_DRAFT", "DEFAULT_TARGET", "ModelOptions", "OutputOptions", "SamplingOptions"]
-__all__ += ["in_options", "with_groups"]
+__all__ += ["given", "in_options", "with_groups"]
 
 DEFAULT_TARGET = "qwen2.5-coder-1.5b-instruct"
 DEFAULT_DRAFT = "qwen2.5-coder-0.5b-instruct"
@@ -262,6 +262,23 @@ class OutputOptions:
         bool,
         typer.Option("--no-color", help="No colours, in a terminal either.", **_OUTPUT),
     ] = False
+
+
+def given(models: ModelOptions, *, drafting: bool = True) -> list[str]:
+    """The options that differ from their defaults, but for the models themselves, as a command
+    line has them; without `drafting`, none of the draft's."""
+    words = []
+    for field in dataclasses.fields(ModelOptions):
+        value = getattr(models, field.name)
+        draft = field.name.startswith("draft")
+        if field.name in ("target", "draft") or value == field.default or (draft and not drafting):
+            continue
+        flag = _flags()[field.name]
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            words += [flag, str(value)]
+    return words
 
 
 def in_options(message: str) -> str:

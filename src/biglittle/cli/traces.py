@@ -32,8 +32,6 @@ EPILOG = """
 `biglittle traces disco traces.jsonl disco.safetensors`, and then `-p disco:path=disco.safetensors`
 """
 
-POLICIES = ["none", "static:tokens=5", "heuristic:tokens=20", "dynamic", "cost-aware"]
-
 app = typer.Typer(
     epilog=EPILOG,
     no_args_is_help=True,
@@ -121,7 +119,10 @@ def replay(
         from ..traces import replay as run
 
         found = read_traces(traces)
-        rows = {name: run(found, name) for name in policy or POLICIES} | {"oracle": oracle(found)}
+        if not len(found):
+            raise ParameterError(f"{traces} holds no prompt yet: `biglittle traces record` goes on")
+        policy = policy or usual(found.header.cap)
+        rows = {name: run(found, name) for name in policy} | {"oracle": oracle(found)}
     table = Table(box=SIMPLE_HEAD)
     table.add_column("policy", overflow="fold")
     for title in ("tokens\na pass", "target\npasses", "draft\npasses", "accepted", "window"):
@@ -129,6 +130,17 @@ def replay(
     for name, row in rows.items():
         table.add_row(name, *_cells(row))
     screen.out.print(table)
+
+
+def usual(cap: int) -> list[str]:
+    """Policies to compare, with windows of at most `cap` tokens."""
+    return [
+        "none",
+        f"static:tokens={min(5, cap)}",
+        f"heuristic:tokens={cap}",
+        f"dynamic:tokens={cap}",
+        f"cost-aware:tokens={min(16, cap)}",
+    ]
 
 
 def _cells(row: Replay) -> list[str]:

@@ -92,13 +92,19 @@ class Row:
         self.prompt_length = len(self.tokens)
         self.stats.prompt_tokens = self.prompt_length
         if self.lookahead is not None:
-            self.lookahead_state = self.lookahead.initial()
+            self.lookahead_state = self.lookahead.initial(self._unread)
         seed = request.seed
         if seed is None:  # follows torch.manual_seed, as users of transformers expect
             seed = int(torch.randint(2**62, (1,)).item())
         self.generator = torch.Generator().manual_seed(seed)
         self._stops = StopStrings(request.stop)
         self._detokenizer = Detokenizer(self.tokenizer, self.tokens) if self.tokenizer else None
+
+    @property
+    def _unread(self) -> int:
+        """Tokens of the prompt that the draft has not read in an earlier turn."""
+        saved = self.request.saved[1] if self.request.saved else None
+        return self.prompt_length - (saved.shared(self.tokens) if saved else 0)
 
     @property
     def policy(self) -> Policy:

@@ -89,9 +89,11 @@ def settings(cap: int, costs: Costs, *, modelled: bool = True) -> dict[str, list
 
 def _cost_aware(cap: int, costs: Costs, *, modelled: bool) -> str:
     draft = costs.draft / costs.step if modelled else 0.0
+    read = costs.reading / max(1, costs.context) / costs.step if modelled else 0.0
     verify = [costs.verify(width) / costs.step for width in cost_aware.WIDTHS[1:]]
     told = "/".join(f"{value:.3g}" for value in verify)
-    return f"cost-aware:draft={draft:.3g},verify={told},tokens={min(cap, CostAware().tokens)}"
+    tokens = min(cap, CostAware().tokens)
+    return f"cost-aware:draft={draft:.3g},verify={told},read={read:.3g},tokens={tokens}"
 
 
 def candidates(traces: Traces, families: Mapping[str, Sequence[str]]) -> Iterator[Candidate]:

@@ -72,8 +72,9 @@ class Lookahead(ABC):
     name: ClassVar[str]
     tokens: int
 
-    def initial(self) -> Any:
-        """The state that a new row starts with."""
+    def initial(self, unread: int = 0) -> Any:
+        """The state that a new row starts with; `unread` tokens of its prompt are new to the
+        draft."""
         return None
 
     def budget(self, state: Any) -> int:

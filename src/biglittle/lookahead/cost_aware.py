@@ -40,6 +40,8 @@ REACH = 5
 """The first window's limit; it doubles with every window of that length that is accepted whole."""
 LOSS = 1.2
 """Steps a token at which speculation has lost, whatever is expected of it."""
+SAVING = 0.4
+"""Steps that a token is expected to save: the draft's reading of the prompt has to be earned."""
 PAUSE = (16, 128)
 """Plain tokens after speculation has lost: the first time, and at most."""
 
@@ -62,6 +64,8 @@ class State:
     """The most tokens to draft, until windows of that length were accepted whole."""
     plain: int = 0
     """Rounds still to go without a draft."""
+    owed: float = 0.0
+    """Steps that the draft's reading of them will cost."""
     pause: int = PAUSE[0]
     """Rounds without a draft the next time that speculation loses."""
 
@@ -84,6 +88,8 @@ class CostAware(Lookahead):
     Attributes:
         draft: Cost of a draft step, in steps of the target.
         verify: Costs of target passes over 2, 4, 8 and 16 tokens, in passes over one.
+        read: Cost of a token that the draft has to read first: of the prompt, and of what the
+            target wrote alone.
         tokens: The most a round.
 
     The default costs lie between those of CPUs and GPUs, and do well on either;
@@ -93,13 +99,16 @@ class CostAware(Lookahead):
     name: ClassVar[str] = "cost_aware"
     draft: float = 0.3
     verify: tuple[float, ...] = (1.1, 1.3, 1.8, 2.9)
+    read: float = 0.02
     tokens: int = 16
 
     def __post_init__(self) -> None:
         check_tokens(self.name, self.tokens)
-        check_number(self.name, "draft", self.draft)
-        if not 0 <= self.draft < math.inf:
-            raise PolicyError(f"{self.name}: draft={self.draft!r} must not be negative")
+        for option in ("draft", "read"):
+            value = getattr(self, option)
+            check_number(self.name, option, value)
+            if not 0 <= value < math.inf:
+                raise PolicyError(f"{self.name}: {option}={value!r} must not be negative")
         costs = (1.0, *self.verify)
         rising = all(a <= b < math.inf for a, b in itertools.pairwise(costs))
         if len(self.verify) != len(WIDTHS) - 1 or not rising:
@@ -110,11 +119,12 @@ class CostAware(Lookahead):
                 "1.1/1.3/1.8/2.9"
             )
 
-    def initial(self) -> State:
-        """A row that believes what is usual."""
+    def initial(self, unread: int = 0) -> State:
+        """A row that believes what is usual, and lets the draft read the prompt only when the
+        answer has become long enough for that to pay if it goes on as long again."""
         judged, often = (tuple(trust * share for share in SHARES) for trust in TRUST)
         accepted = tuple(count * rate for count, rate in zip(judged, RATES, strict=True))
-        return State(often, judged, accepted)
+        return State(often, judged, accepted, plain=math.floor(self.read * unread / SAVING))
 
     def budget(self, state: Any) -> int:
         """Little at first, and nothing while speculation pauses."""
@@ -129,10 +139,9 @@ class CostAware(Lookahead):
             for name in ("seen", "judged", "accepted", "price")
         )
         rates = accepted / judged  # [rows, classes]
-        worth = price  # of the token, if it and all before it are accepted; else nothing
-        for sure in (*step.before, step.confidence):
-            kind = torch.bucketize(sure, torch.tensor(EDGES, device=device), right=True)
-            worth = worth * rates.gather(1, kind[:, None]).squeeze(1)
+        window = torch.stack([*step.before, step.confidence], dim=1)  # [rows, tokens]
+        kinds = torch.bucketize(window, torch.tensor(EDGES, device=device), right=True)
+        worth = price * rates.gather(1, kinds).prod(dim=1)  # nothing unless all are accepted
         dearer = _marginal(self.verify, max(self.tokens, step.index + 1))
         drop = worth < dearer[step.index]
         stop = _gain(often, rates, worth, dearer[step.index + 1]) <= self.draft
@@ -145,6 +154,10 @@ class CostAware(Lookahead):
         at = min(bisect_left(WIDTHS, width), len(WIDTHS) - 1) or 1
         (left, right), (low, high) = WIDTHS[at - 1 : at + 1], costs[at - 1 : at + 1]
         return low + (high - low) * (width - left) / (right - left)
+
+    def _cost(self, seen: Round) -> float:
+        """A round, in steps of the target."""
+        return self.draft * seen.predicted + self._pass(1 + seen.drafted)
 
     def _pays(self, state: State) -> bool:
         """Whether a window's first token is expected to be worth its cost."""
@@ -168,13 +181,19 @@ class CostAware(Lookahead):
             tuple(often),
             tuple(judged),
             tuple(accepted),
-            MEMORY * state.cost + self.draft * seen.predicted + self._pass(1 + seen.drafted),
+            MEMORY * state.cost + state.owed + self._cost(seen),
             MEMORY * state.written + seen.accepted + 1,
             state.reach * 2 if seen.accepted == seen.drafted >= state.reach else state.reach,
         )
         if self._pays(found):
             return found
-        return replace(found, reach=1, plain=state.pause, pause=min(2 * state.pause, PAUSE[1]))
+        return replace(
+            found,
+            reach=1,
+            plain=state.pause,
+            owed=self.read * state.pause,
+            pause=min(2 * state.pause, PAUSE[1]),
+        )
 
 
 def _gain(often: Tensor, rates: Tensor, worth: Tensor, dearer: float) -> Tensor:

@@ -90,13 +90,18 @@ class Disco(Lookahead):
         check_tokens(self.name, self.tokens)
         if not self.path:
             raise PolicyError(f"disco: path='' must name a classifier's file; {TRAIN}")
+        if odd := [sign for sign in "+," if sign in self.path]:
+            raise PolicyError(
+                f"disco: path={self.path!r} has a {odd[0]!r}, which means something else in a "
+                "policy; rename the file"
+            )
         self.classifier  # noqa: B018 - a file that cannot be read is found out now
 
     @property
     def classifier(self) -> Classifier:
         """The classifier in the file."""
-        file = Path(self.path)
-        return _load(self.path, file.stat().st_mtime_ns if file.is_file() else 0)
+        file = Path(self.path).expanduser()
+        return _load(str(file), file.stat().st_mtime_ns if file.is_file() else 0)
 
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """Keep the token that will not be accepted, and stop."""

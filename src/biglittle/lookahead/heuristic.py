@@ -36,7 +36,7 @@ class Heuristic(Lookahead):
         check_tokens(f"{self.name} (start)", self.start)
         check_probability(self.name, "threshold", self.threshold)
 
-    def initial(self) -> int:
+    def initial(self, unread: int = 0) -> int:
         """γ of a new row."""
         return min(self.start, self.tokens)
 

@@ -47,7 +47,7 @@ class SelfAdjusting(Lookahead):
         check_probability(self.name, "threshold", self.threshold)
         check_tokens(self.name, self.tokens)
 
-    def initial(self) -> State:
+    def initial(self, unread: int = 0) -> State:
         """A row without history."""
         return State(self.threshold)
 
@@ -79,6 +79,7 @@ def best_threshold(confidence: Sequence[float], accepted: Sequence[bool]) -> flo
     if good.all() or not good.any():
         return None
     points = np.unique(sure)[::-1]
-    false_positives = (sure[~good][None] >= points[:, None]).mean(axis=1)
-    false_negatives = (sure[good][None] < points[:, None]).mean(axis=1)
+    rejected, kept = np.sort(sure[~good]), np.sort(sure[good])
+    false_positives = 1 - np.searchsorted(rejected, points) / len(rejected)
+    false_negatives = np.searchsorted(kept, points) / len(kept)
     return float(points[np.argmin(false_positives + MISS * false_negatives)])

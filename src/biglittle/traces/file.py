@@ -22,7 +22,7 @@ from .base import VERSION, Header, Proposals, Trace, Traces, header_fields
 __all__ = ["Writer", "read_traces"]
 
 FORMAT = "biglittle-traces"
-RECORD = "`biglittle trace` records a new one"
+RECORD = "`biglittle traces record` makes a new one"
 
 
 def read_traces(path: str | Path) -> Traces:
@@ -40,7 +40,7 @@ def read_traces(path: str | Path) -> Traces:
     for number, line in enumerate(lines[1:], start=2):
         try:
             traces.append(_trace(json.loads(line), header.top))
-        except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
             raise ParameterError(
                 f"{path}, line {number}: damaged ({type(error).__name__}); {RECORD}"
             ) from None
@@ -157,9 +157,10 @@ def _pack(part: Proposals) -> list[str]:
 
 def _unpack(texts: list[str], top: int) -> Proposals:
     tokens, confidence, best, entropy = (base64.b64decode(text, validate=True) for text in texts)
+    count = len(tokens) // np.dtype(np.int32).itemsize
     return Proposals(
         np.frombuffer(tokens, np.int32),
-        np.frombuffer(confidence, np.float32),
-        np.frombuffer(best, np.float32).reshape(-1, top),
-        np.frombuffer(entropy, np.float32),
+        np.frombuffer(confidence, np.float32).reshape(count),
+        np.frombuffer(best, np.float32).reshape(count, top),
+        np.frombuffer(entropy, np.float32).reshape(count),
     )

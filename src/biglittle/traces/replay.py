@@ -86,7 +86,7 @@ def replay(traces: Traces, policy: PolicyLike) -> Replay:
     rule = chosen.lookahead
     if rule is None:
         return _walk(windows, lambda rows, prompts: _Drafts.none(len(rows)))
-    states: list[Any] = [rule.initial() for _ in range(windows.prompts)]
+    states: list[Any] = [rule.initial(len(trace.prompt)) for trace in traces]
     if states and states[0] is None:  # what it does depends on the start alone
         every = windows.draft(rule, np.arange(len(windows.room)), [None] * len(windows.room))
         return _walk(windows, lambda rows, prompts: every.of(rows))
