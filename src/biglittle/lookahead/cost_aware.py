@@ -99,7 +99,7 @@ class CostAware(Lookahead):
     name: ClassVar[str] = "cost_aware"
     draft: float = 0.3
     verify: tuple[float, ...] = (1.1, 1.3, 1.8, 2.9)
-    read: float = 0.02
+    read: float = 0.01
     tokens: int = 16
 
     def __post_init__(self) -> None:
