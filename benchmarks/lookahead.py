@@ -86,8 +86,9 @@ def costs(
     """Time the pair's passes."""
     pair = load(target, draft)
     found = measure_profile(pair, repeats=5)
+    models = f"{Path(pair.name).name} with {Path(pair.draft_name).name}"
     data = {
-        "configuration": configuration() | {"models": f"{pair.name}, {pair.draft_name}"},
+        "configuration": configuration() | {"models": models},
         "summary": pair.summary,
         "costs": [costs.as_dict() for costs in found.costs],
     }

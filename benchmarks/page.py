@@ -28,6 +28,7 @@ our own plain decoding on the same prompts, whole answers, the prompt's reading 
 bootstrap intervals over prompts. "Same" is the share of answers that are token for token plain
 decoding's: a pass over several tokens rounds otherwise than a pass over one, and a near-tie may
 flip; every difference was looked at, and what rounding does not explain would be called a fault.
+Of a run that was stopped early, the examples that every system answered count.
 """
 LOOKAHEAD = """
 ## Lookahead against the oracle
@@ -113,12 +114,13 @@ def main(
     bench: Annotated[list[Path] | None, typer.Option(help="A folder of a bench.")] = None,
     traces: Annotated[Path | None, typer.Option(help="A folder of traces.")] = None,
     costs: Annotated[Path | None, typer.Option(help="Measured costs.")] = None,
+    note: Annotated[list[str] | None, typer.Option(help="A paragraph of your own.")] = None,
     out: Annotated[Path, typer.Option(help="The page.")] = DOCS / "results.md",
 ) -> None:
     """Write the page."""
     pictures = out.parent / "images"
     pictures.mkdir(exist_ok=True)
-    lines = [HEAD]
+    lines = [HEAD, *[f"{text}\n" for text in note or []]]
     for folder in bench or []:
         lines += bench_section(folder)
     if traces is not None and costs is not None:
