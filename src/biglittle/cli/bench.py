@@ -282,7 +282,6 @@ def make_systems(
 ) -> list[System]:
     """Everything that runs, plain decoding first."""
     from ..bench.systems import Ours, Peer, as_loaded, peer_names, why_no_peers
-    from ..pair import load
 
     systems: list[System] = [Ours(pair, policy) for policy in policies]
     if not peers:
@@ -292,19 +291,11 @@ def make_systems(
         return systems
     theirs = pair
     if not as_loaded(pair):
-        with screen.status("loading the models once more, as transformers does"):
-            theirs = load(
-                models.target,
-                models.drafter,
-                dtype=models.dtype,
-                device=models.device,
-                draft_dtype=models.draft_dtype,
-                draft_device=models.draft_device,
-                adapter=models.adapter,
-                trust_remote_code=models.trust_remote_code,
-                engine="transformers",
-                pack=False,
-            )
+        # Once more, as transformers does.
+        own = dataclasses.replace(
+            models, engine="transformers", draft_engine=None, draft_quantize=None, draft_vocab=None
+        )
+        theirs = load_pair(own, None, screen, pack=False)
     return [*systems, *(Peer(theirs, name) for name in peer_names(theirs))]
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 from ..errors import ParameterError
 from .generate import has_template
 from .loading import load_pair, quiet_libraries
-from .options import DEFAULT_TARGET, ModelOptions, given
+from .options import DEFAULT_TARGET, ChatOption, ModelOptions, given
 from .prompts import Asked, read_prompts
 from .screen import Screen, percent, plural
 
@@ -74,15 +74,7 @@ def diagnose(
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Most prompts to use.", **_INPUT)] = 15,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Put a prompt into the model's chat template, or not. Default: where it has one.",
-            show_default=False,
-            **_INPUT,
-        ),
-    ] = None,
+    chat: ChatOption = None,
     max_new_tokens: Annotated[
         int,
         typer.Option("--max-new-tokens", "-m", min=2, help="Most tokens of an answer.", **_INPUT),

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import BiglittleError, ParameterError
 from .loading import load_pair, quiet_libraries
-from .options import ModelOptions, OutputOptions, SamplingOptions
+from .options import ChatOption, ModelOptions, OutputOptions, SamplingOptions
 from .prompts import Asked, read_prompts
 from .screen import Screen, complain, first_interrupt, plural, summary
 
@@ -67,15 +67,7 @@ def generate(
             **_INPUT,
         ),
     ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Put a prompt into the model's chat template, or not. Default: where it has one.",
-            show_default=False,
-            **_INPUT,
-        ),
-    ] = None,
+    chat: ChatOption = None,
     batch_size: Annotated[
         int, typer.Option(min=1, help="Most prompts that decode together.", **_INPUT)
     ] = 16,

@@ -27,8 +27,9 @@ def quiet_libraries() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
-def load_pair(models: ModelOptions, policy: str | None, screen: Screen) -> Pair:
-    """Load what the options say, telling the user what takes so long."""
+def load_pair(models: ModelOptions, policy: str | None, screen: Screen, **more: Any) -> Pair:
+    """Load what the options say, telling the user what takes so long; `more` are further options
+    of `load`."""
     options: dict[str, Any] = {
         "dtype": models.dtype,
         "device": models.device,
@@ -41,6 +42,7 @@ def load_pair(models: ModelOptions, policy: str | None, screen: Screen) -> Pair:
         "engine": models.engine,
         "draft_engine": models.draft_engine,
         "llama": models.llama,
+        **more,
     }
     with screen.status("starting"):
         from ..engines.loading import recipes

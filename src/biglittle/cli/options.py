@@ -16,7 +16,14 @@ from .. import catalogue
 if TYPE_CHECKING:
     from ..params import GenerationParams
 
-__all__ = ["DEFAULT_DRAFT", "DEFAULT_TARGET", "ModelOptions", "OutputOptions", "SamplingOptions"]
+__all__ = [
+    "DEFAULT_DRAFT",
+    "DEFAULT_TARGET",
+    "ChatOption",
+    "ModelOptions",
+    "OutputOptions",
+    "SamplingOptions",
+]
 __all__ += ["given", "in_options", "with_groups"]
 
 DEFAULT_TARGET = "qwen2.5-coder-1.5b-instruct"
@@ -27,6 +34,16 @@ _LLAMA: Any = {"rich_help_panel": "llama.cpp", "show_default": False}
 _SAMPLING: Any = {"rich_help_panel": "Generation"}
 _ENDING: Any = {"rich_help_panel": "Where it ends"}
 _OUTPUT: Any = {"rich_help_panel": "Output"}
+
+ChatOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Put a prompt into the model's chat template, or not. Default: where it has one.",
+        show_default=False,
+        rich_help_panel="Input",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)

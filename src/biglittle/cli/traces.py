@@ -13,7 +13,7 @@ from rich.table import Table
 from ..errors import ParameterError
 from .generate import has_template
 from .loading import load_pair, quiet_libraries
-from .options import ModelOptions, with_groups
+from .options import ChatOption, ModelOptions, with_groups
 from .prompts import read_prompts
 from .screen import Screen, percent
 
@@ -60,14 +60,7 @@ def record(
         int, typer.Option("--max-new-tokens", "-m", min=1, help="Most tokens of an answer.")
     ] = 128,
     cap: Annotated[int, typer.Option(min=1, help="Most tokens of a window.")] = 20,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Put a prompt into the model's chat template, or not. Default: where it has one.",
-            show_default=False,
-        ),
-    ] = None,
+    chat: ChatOption = None,
 ) -> None:
     """Record traces: what the target writes, and what the draft would have proposed.
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..decoding import Request, Row
 from ..drafters import PromptLookupDrafter
-from ..lookahead import Decision, DraftStep
+from ..lookahead import Constant, DraftStep
 from ..traces import Proposals, Trace, Traces
 
 if TYPE_CHECKING:
@@ -70,4 +69,4 @@ def _sure(ids: Sequence[int], top: int) -> Proposals:
 
 
 def _go_on(step: DraftStep) -> Tensor:
-    return torch.full_like(step.tokens, Decision.CONTINUE, dtype=torch.int8)
+    return Constant().decide(step, ())

@@ -17,7 +17,8 @@ from ..decoding.sampling import process_block
 from ..drafters import EarlyExitDrafter, ModelDrafter
 from ..engines.base import Runner
 from ..errors import ParameterError
-from ..lookahead.base import Decision, DraftStep, uncertainty
+from ..lookahead import Constant, DraftStep
+from ..lookahead.base import uncertainty
 from ..params import make_params
 from ..prompts import PromptLike
 from ..tensors import argmax, probability
@@ -236,7 +237,7 @@ class _Recorder:
 
         def go_on(step: DraftStep) -> Tensor:
             steps.append(_proposals(step.tokens, step.confidence, *step.uncertainty(self.top)))
-            return torch.full_like(step.tokens, Decision.CONTINUE, dtype=torch.int8)
+            return Constant().decide(step, ())
 
         draft = self.drafter.propose(rows, budgets, go_on)
         return [
