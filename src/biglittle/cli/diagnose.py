@@ -94,7 +94,7 @@ def diagnose(
     """Will speculation help here, why, and with which policy?
 
     Times the passes of both models, records what they write, and predicts from that the speed of
-    every lossless policy and of hundreds of settings, without running them.
+    the lossless policies, in hundreds of settings, without running them.
     """
     screen = Screen(color=not no_color)
     with screen.status("starting"):
