@@ -1,0 +1,104 @@
+"""What a little model learns from: prompts, and what the target answered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from ..engines.transformers.capability import is_seq2seq, parameters_of
+
+__all__ = ["IGNORED", "Collator", "Sample", "Samples", "data_hash"]
+
+IGNORED = -100  # a label that is none, as in torch and transformers
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt and its answer, as token ids."""
+
+    prompt: tuple[int, ...]
+    """What the (decoder's) answer goes on from; of an encoder-decoder model its start token."""
+    output: tuple[int, ...]
+    """The answer, with the EOS that ended it."""
+    source: tuple[int, ...] | None = None
+    """What an encoder reads."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt or not self.output:
+            raise ValueError("a sample has a prompt and an output of at least one token each")
+
+    def __len__(self) -> int:
+        """Tokens that are read and predicted."""
+        return len(self.prompt) + len(self.output) + len(self.source or ())
+
+
+def data_hash(samples: Sequence[Sample]) -> str:
+    """A hash of samples in their order."""
+    digest = hashlib.sha256()
+    for sample in samples:
+        digest.update(json.dumps(astuple(sample)).encode())
+    return digest.hexdigest()[:16]
+
+
+class Samples(Dataset[dict[str, Any]]):
+    """Samples as the `Trainer` wants them; `input_ids` are what it groups by length."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = self.samples[index]
+        return {"input_ids": sample.source or (*sample.prompt, *sample.output), "sample": sample}
+
+
+class Collator:
+    """Samples to a batch.
+
+    Args:
+        model: Whose `forward` the batch is for.
+        pad: The id that fills up; what it is does not matter, it is never seen.
+    """
+
+    def __init__(self, model: Any, pad: int = 0) -> None:
+        self._seq2seq = is_seq2seq(model)
+        self._keeps = "logits_to_keep" in parameters_of(model.forward)
+        self._pad = pad
+
+    def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The arguments of `forward`, and `labels` [rows, kept]: the token that each of the last
+        `kept` positions should predict."""
+        samples: list[Sample] = [feature["sample"] for feature in features]
+        read = [(*sample.prompt, *sample.output)[:-1] for sample in samples]
+        labels = [[IGNORED] * (len(s.prompt) - 1) + list(s.output) for s in samples]
+        first = min(len(sample.prompt) for sample in samples) - 1
+        batch: dict[str, Any] = {"labels": _padded(labels, IGNORED)[:, first:]}
+        tokens, mask = self._read(read)
+        if self._seq2seq:
+            batch["decoder_input_ids"] = tokens  # padding is on the right, where none looks at it
+            batch["input_ids"], batch["attention_mask"] = self._read(
+                [sample.source or () for sample in samples]
+            )
+        else:
+            batch["input_ids"], batch["attention_mask"] = tokens, mask
+        if self._keeps:
+            batch["logits_to_keep"] = batch["labels"].shape[1]
+        return batch
+
+    def _read(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        mask = _padded([[1] * len(row) for row in rows], 0)
+        return _padded(rows, self._pad), mask
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])

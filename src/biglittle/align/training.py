@@ -1,0 +1,368 @@
+"""Fine-tuning a model on a target's answers, with transformers' `Trainer`.
+
+The paper's recipe (Kim et al. 2023, §3.5): the target's greedy answers are hard labels, Adafactor,
+a constant learning rate. What is watched is not the loss but the agreement: on held-out samples,
+the share of the target's tokens that the model would have proposed. It is the probability that a
+drafted token is accepted, which is what speed depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import (
+    EarlyStoppingCallback,
+    EvalPrediction,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import SchedulerType
+
+from ..errors import ParameterError, nearest
+from .data import IGNORED, Collator, Sample, Samples, data_hash
+
+__all__ = ["Settings", "TrainingReport", "agreement", "fine_tune"]
+
+OPTIMIZERS = {"adafactor": "adafactor", "adamw": "adamw_torch"}
+SCHEDULES = tuple(kind.value for kind in SchedulerType)
+METRIC = "agreement"
+
+Progress = Callable[[int, int, float | None], None]
+"""Steps that are done, steps in all, and the last agreement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a model is trained. The defaults are the paper's, but for the number of steps."""
+
+    optimizer: str = "adafactor"
+    learning_rate: float = 1e-4
+    schedule: str = "constant"
+    """A name of transformers' schedules."""
+    warmup: int = 0
+    """Steps in which the rate rises."""
+    epochs: float = 3.0
+    """Times that every sample is seen, unless the agreement stops growing before."""
+    batch: int = 16
+    """Samples a step."""
+    micro_batch: int | None = None
+    """Samples a forward; fewer take less memory. Default: as `batch`."""
+    soft: float = 0.0
+    """Weight of the target's distribution as soft labels; the rest is that of its tokens."""
+    smoothing: float = 0.0
+    """Label smoothing of the hard labels."""
+    weight_decay: float = 0.0
+    patience: int = 3
+    """Evaluations without a higher agreement after which it ends; 0 goes on to the end."""
+    evaluations: int = 1
+    """An epoch; each leaves a checkpoint."""
+    bf16: bool = False
+    """Whether products are computed in bfloat16 (weights stay as they are)."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)):
+            value = getattr(self, name)
+            if value not in known:
+                hint = nearest(str(value), known)
+                raise ParameterError(f"unknown {name} {value!r}; known: {', '.join(known)}{hint}")
+        for name in ("learning_rate", "epochs"):
+            if not (math.isfinite(value := getattr(self, name)) and value > 0):
+                raise ParameterError(f"{name}={value!r} must be above 0")
+        for name in ("soft", "smoothing"):
+            if not 0 <= (value := getattr(self, name)) <= 1:
+                raise ParameterError(f"{name}={value!r} must be between 0 and 1")
+        for name, least in (("batch", 1), ("evaluations", 1), ("warmup", 0), ("patience", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ParameterError(f"{name}={value!r} must be at least {least}")
+        if self.batch % self.forward_batch:
+            raise ParameterError(
+                f"micro_batch={self.micro_batch!r} must divide batch={self.batch!r}"
+            )
+
+    @property
+    def forward_batch(self) -> int:
+        """Samples a forward."""
+        return self.batch if self.micro_batch is None else self.micro_batch
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReport:
+    """How a training went."""
+
+    steps: int
+    before: float
+    """Agreement on the held-out samples before the first step."""
+    after: float
+    """Of the weights that were kept: those of the best evaluation."""
+    history: tuple[tuple[int, float], ...]
+    """Steps and agreement of every evaluation."""
+    samples: int
+    held_out: int
+
+
+def fine_tune(
+    model: Any,
+    samples: Sequence[Sample],
+    held_out: Sequence[Sample],
+    settings: Settings,
+    folder: str | Path,
+    *,
+    teacher: Any = None,
+    progress: Progress | None = None,
+) -> TrainingReport:
+    """Train a model on samples, until the agreement on the held-out ones stops growing.
+
+    A run that was killed goes on from its last checkpoint. At the end the model has the weights of
+    the best evaluation.
+
+    Args:
+        model: A transformers (or PEFT) model; what of it requires a gradient is trained.
+        samples: What it learns from.
+        held_out: What the agreement is measured on.
+        settings: How.
+        folder: Where checkpoints are kept; new, or that of the same run.
+        teacher: The target, if `settings.soft` asks for its distribution.
+        progress: Told what is done.
+
+    Raises:
+        ParameterError: No samples, a folder with another run's checkpoints, or soft labels
+            without a teacher.
+    """
+    if not samples or not held_out:
+        raise ParameterError("training needs samples, and others that are held out")
+    if settings.soft and teacher is None:
+        raise ParameterError(f"soft={settings.soft} needs the target as a teacher")
+    run = _Run(Path(folder), settings, samples, held_out)
+    trainer = _Trainer(
+        model=model,
+        args=_arguments(settings, len(samples), run.checkpoints),
+        data_collator=Collator(model),
+        train_dataset=Samples(samples),
+        eval_dataset=Samples(held_out),
+        compute_metrics=_hits,
+        callbacks=_callbacks(settings, progress),
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.teacher, trainer.soft, trainer.smoothing = teacher, settings.soft, settings.smoothing
+    last = run.last_checkpoint()
+    if run.before is None:
+        run.begin(trainer.evaluate()[f"eval_{METRIC}"])
+    assert run.before is not None
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    return _report(trainer.state, run.before, len(samples), len(held_out))
+
+
+def agreement(model: Any, samples: Sequence[Sample], *, batch: int = 8) -> float:
+    """The share of the samples' output tokens that are the model's own first choice, given the
+    tokens before them: 0 … 1."""
+    collator, data = Collator(model), Samples(sorted(samples, key=len))
+    device = next(model.parameters()).device
+    hits = total = 0
+    model.eval()
+    with torch.inference_mode():
+        for first in range(0, len(data), batch):
+            rows = range(first, min(first + batch, len(data)))
+            inputs = {
+                name: value.to(device) if isinstance(value, Tensor) else value
+                for name, value in collator([data[row] for row in rows]).items()
+            }
+            labels = inputs.pop("labels")
+            chosen = _kept(model(**inputs).logits, labels).argmax(-1)
+            hits += int((chosen == labels).sum())
+            total += int((labels != IGNORED).sum())
+    return hits / max(1, total)
+
+
+def _kept(logits: Tensor, labels: Tensor) -> Tensor:
+    """The positions that have labels, of a model that gives all."""
+    return logits[:, -labels.shape[1] :]
+
+
+class _Trainer(Trainer):
+    """transformers' trainer with our loss, and predictions instead of logits to be judged by."""
+
+    teacher: Any = None
+    soft = 0.0
+    smoothing = 0.0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.model_accepts_loss_kwargs = True  # our loss is a mean over all tokens of a step
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Mean over predicted tokens of the cross-entropy with hard and soft labels."""
+        labels = inputs.pop("labels")
+        logits = _kept(model(**inputs).logits, labels)
+        seen = labels != IGNORED
+        count = seen.sum() if num_items_in_batch is None else num_items_in_batch
+        rows, hard = logits[seen].float(), labels[seen]
+        loss = (1 - self.soft) * functional.cross_entropy(
+            rows, hard, reduction="sum", label_smoothing=self.smoothing if model.training else 0.0
+        )
+        if self.soft:
+            with torch.no_grad():
+                taught = _kept(self.teacher(**inputs).logits, labels)[seen].float()
+            shared = min(rows.shape[-1], taught.shape[-1])
+            loss = loss + self.soft * functional.kl_div(
+                rows[:, :shared].log_softmax(-1),
+                taught[:, :shared].log_softmax(-1),
+                reduction="sum",
+                log_target=True,
+            )
+        loss = loss / count
+        return (loss, {"predictions": logits.argmax(-1)}) if return_outputs else loss
+
+
+def _hits(found: EvalPrediction) -> dict[str, float]:
+    labels: Any = found.label_ids
+    seen = labels != IGNORED
+    return {METRIC: float((found.predictions == labels)[seen].mean())}
+
+
+class _Watch(TrainerCallback):
+    """Tells how far it is."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._agreement: float | None = None
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """After an evaluation."""
+        self._agreement = (metrics or {}).get(f"eval_{METRIC}")
+        self._progress(state.global_step, state.max_steps, self._agreement)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """After a step."""
+        self._progress(state.global_step, state.max_steps, self._agreement)
+
+
+def _callbacks(settings: Settings, progress: Progress | None) -> list[TrainerCallback]:
+    found: list[TrainerCallback] = []
+    if settings.patience:
+        found.append(EarlyStoppingCallback(settings.patience))
+    if progress is not None:
+        found.append(_Watch(progress))
+    return found
+
+
+def _arguments(settings: Settings, samples: int, folder: Path) -> TrainingArguments:
+    steps = math.ceil(samples / settings.batch)  # an epoch
+    every = max(1, steps // settings.evaluations)
+    return TrainingArguments(
+        output_dir=str(folder),
+        optim=OPTIMIZERS[settings.optimizer],
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=settings.schedule,
+        warmup_steps=settings.warmup,
+        weight_decay=settings.weight_decay,
+        num_train_epochs=settings.epochs,
+        per_device_train_batch_size=settings.forward_batch,
+        per_device_eval_batch_size=settings.forward_batch,
+        gradient_accumulation_steps=settings.batch // settings.forward_batch,
+        train_sampling_strategy="group_by_length",
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model=METRIC,
+        bf16=settings.bf16,
+        seed=settings.seed,
+        use_cpu=not torch.cuda.is_available(),
+        remove_unused_columns=False,
+        label_names=["labels"],
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        logging_strategy="no",
+    )
+
+
+class _Run:
+    """What a folder knows of a training: which it is, and how far it came."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        samples: Sequence[Sample],
+        held_out: Sequence[Sample],
+    ) -> None:
+        self.checkpoints = folder / "checkpoints"
+        self._file = folder / "training.json"
+        self._key = {
+            "settings": dataclasses.asdict(settings),
+            "samples": data_hash(samples),
+            "held_out": data_hash(held_out),
+        }
+        self.before: float | None = None
+        """Agreement before the first step, once it is known."""
+        if self._file.exists():
+            found = json.loads(self._file.read_text(encoding="utf8"))
+            self.before = found.pop("before")
+            if found != self._key:
+                names = [name for name in self._key if found.get(name) != self._key[name]]
+                raise ParameterError(
+                    f"{folder} holds another training (its {' and '.join(names)} differ); give "
+                    "another folder, or remove this one"
+                )
+
+    def begin(self, before: float) -> None:
+        """Note what the folder holds, before the first step."""
+        self.before = before
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(json.dumps({**self._key, "before": before}, indent=1), encoding="utf8")
+        fresh.replace(self._file)
+
+    def last_checkpoint(self) -> Path | None:
+        """The last one that is whole; one that a kill left unfinished is removed."""
+        found = sorted(self.checkpoints.glob("checkpoint-*"), key=lambda path: _steps(path.name))
+        while found and not (found[-1] / "trainer_state.json").is_file():  # written last
+            shutil.rmtree(found.pop())
+        return found[-1] if found else None
+
+
+def _steps(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+def _report(state: TrainerState, before: float, samples: int, held_out: int) -> TrainingReport:
+    history = tuple(
+        (int(entry["step"]), float(entry[f"eval_{METRIC}"]))
+        for entry in state.log_history
+        if f"eval_{METRIC}" in entry
+    )
+    after = max([before] if not history else [rate for _, rate in history])
+    return TrainingReport(state.global_step, before, after, history, samples, held_out)
