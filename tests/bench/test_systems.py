@@ -104,6 +104,12 @@ def test_a_peer_samples_with_the_same_seed_alike() -> None:
     assert first.tokens != other.tokens
 
 
+def test_the_smallest_nucleus_is_greedy() -> None:
+    of = pair()
+    for system in (Peer(of, "transformers plain"), Ours(of, parse_policy("dynamic"))):
+        assert ask(system, of, temperature=1.5, top_p=1e-6).tokens == plain(of).tokens
+
+
 def test_an_encoder_decoder_pair() -> None:
     models = []
     for seed in (0, 1):

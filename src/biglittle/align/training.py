@@ -364,5 +364,5 @@ def _report(state: TrainerState, before: float, samples: int, held_out: int) -> 
         for entry in state.log_history
         if f"eval_{METRIC}" in entry
     )
-    after = max([before] if not history else [rate for _, rate in history])
+    after = max((rate for _, rate in history), default=before)
     return TrainingReport(state.global_step, before, after, history, samples, held_out)

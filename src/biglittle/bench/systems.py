@@ -221,6 +221,8 @@ class Peer:
         options: dict[str, Any] = {"max_new_tokens": request.max_new_tokens, "do_sample": False}
         if params.temperature:
             options |= {"do_sample": True, "temperature": params.temperature}
+            if params.top_p is not None:
+                options["top_p"] = params.top_p
         if params.stop_strings:  # by `stop_strings` transformers' assisted generation fails
             criterion = StopStringCriteria(self.pair.tokenizer, list(params.stop_strings))
             options["stopping_criteria"] = StoppingCriteriaList([criterion])

@@ -100,6 +100,10 @@ def bench(
     temperature: Annotated[
         float, typer.Option(min=0.0, help="0 is greedy; above 0 samples.", **_RUN)
     ] = 0.0,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Nucleus sampling, with a temperature.", show_default=False, **_RUN),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="For sampling.", **_RUN)] = 0,
     task: Annotated[
         list[str] | None,
@@ -200,13 +204,19 @@ def bench(
     """
     screen = Screen(quiet=quiet)
     need_packages()
+    sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    if top_p is not None:
+        sampling["top_p"] = check_top_p(top_p, temperature)
     if compare is not None:
         show_comparison(*compare, screen)
         return
     if (source is None) != (reference is None):
         raise ParameterError("--source and --reference go together: a text and its translation")
     with screen.status("starting"):
+        from ..params import make_params
+
         quiet_libraries()
+        make_params(None, sampling)
         policies = chosen_policies(policy, models)
         options: dict[str, Any] = {"template": template, "chat": chat, "metrics": metric}
         asked = read(task or [], format, limit, **options)
@@ -216,16 +226,20 @@ def bench(
         check_names(asked)
     pair = load_pair(models, None, screen)
     systems = make_systems(pair, policies, models, screen, peers=peers)
-    run = make_run(
-        pair, systems, asked, models, out, max_new_tokens=max_new_tokens, temperature=temperature,
-        seed=seed,
-    )  # fmt: skip
+    run = make_run(pair, systems, asked, models, out, **sampling)
     note_beforehand(run, policies, run_code, screen)
     measure(run, screen)
     summary = conclude(run, models, run_code, screen)
     show(summary, screen)
     write(summary, out)
     draw(summary, lookaheads(run, summary, out, screen), out, screen)
+
+
+def check_top_p(top_p: float, temperature: float) -> float:
+    """Refuse a nucleus out of which nothing is drawn."""
+    if not temperature:
+        raise ParameterError(f"--top-p {top_p:g} is for sampling; give a --temperature above 0")
+    return top_p
 
 
 def need_packages() -> None:

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = ["acceptance", "lookahead_per_round", "quality_against_latency", "time_per_token"]
+__all__ = ["acceptance", "lookahead_per_round", "quality_against_latency"]
+__all__ += ["quality_against_speed", "time_per_token"]
 
 INK = "#010203"  # stands for the page's text colour until the picture is written
 GRID = "#8a8a8a"
@@ -137,6 +138,29 @@ def quality_against_latency(
         _legend_below(axes)
 
     return _picture(f"quality-{name}", draw, SIZE[1] + 0.1 * len(points))
+
+
+def quality_against_speed(
+    name: str, metric: str, curves: Mapping[str, Sequence[tuple[float, float]]], alone: float
+) -> str:
+    """What quality the settings of several systems keep at a speed.
+
+    Args:
+        name: Keeps this picture apart from others of a page.
+        metric: What quality is measured by.
+        curves: Speed-up and metric of every setting, by the name of a curve.
+        alone: The target's own metric.
+    """
+
+    def draw(axes: Axes) -> None:
+        axes.axhline(alone, color=GRID, linewidth=1, linestyle="--")
+        for index, (label, points) in enumerate(curves.items()):
+            speeds, values = zip(*sorted(points), strict=True)
+            axes.plot(speeds, values, label=label, markersize=4, **_style(index))
+        axes.set(xlabel="speed-up over the target alone", ylabel=metric)
+        _legend_below(axes)
+
+    return _picture(f"speed-{name}", draw, SIZE[1] + 0.1 * len(curves))
 
 
 def time_per_token(parts: Mapping[str, tuple[float, float, float]]) -> str:

@@ -1,0 +1,169 @@
+"""The runs of `biglittle bench` that the recipe's tables are made of.
+
+Thresholds are looked for on the validation split and reported on the test split. Each run is a
+folder, and one that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import biglittle
+from biglittle.bench.metrics import score
+from biglittle.bench.readers import read_tasks
+from biglittle.bench.systems import PLAIN
+from biglittle.bench.tasks import Example
+from biglittle.costs import measure_costs
+
+__all__ = ["DRAFTS", "EXIT", "MODELS", "NO_ROLLBACK", "SAMPLED", "SWEPT", "TESTED", "WINDOWS"]
+__all__ += ["WINDOW_ROLLBACK", "Bench", "benches", "bild", "bleu", "chosen", "measure"]
+__all__ += ["measure_alone", "rows"]
+
+FALLBACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+ROLLBACK = (1, 2, 3, 4, 6)
+WINDOWS = range(3, 11)
+MODELS = ("large", "small", "aligned", "joint")
+DRAFTS = {"unaligned": "small", "aligned": "aligned"}
+EXIT = "early exit"
+EXIT_LAYERS = 2
+CALM = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+SWEPT, TESTED, SAMPLED = "swept", "tested", "sampled"
+SWEEP_SENTENCES = 300
+ROWS = 50  # sentences that are translated beside each other where only the text matters
+NO_LOSS, ONE_POINT = 0.0, -1.0
+"""How much BLEU a setting may lose on the validation split to be reported."""
+NO_ROLLBACK = "inf"
+WINDOW_ROLLBACK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One run."""
+
+    name: str
+    """A folder of the run's."""
+    target: str
+    draft: str
+    split: str
+    policies: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+    def command(self, data: Path, run: Path) -> list[str]:
+        """The command line, but for the program itself."""
+        draft = self.draft if ":" in self.draft else str(run / self.draft)
+        words = ["bench", "--target", str(run / self.target), "--draft", draft]
+        words += ["--source", str(file(data, self.split, "de"))]
+        words += ["--reference", str(file(data, self.split, "en"))]
+        words += [word for policy in self.policies for word in ("--policy", policy)]
+        words += ["--max-new-tokens", "64", "--raw", *self.options]
+        return [*words, "--out", str(run / "bench" / self.name)]
+
+
+def file(data: Path, split: str, language: str) -> Path:
+    """A side of a split, which may be compressed; the test split has its year in its name."""
+    found = sorted(data.glob(f"{split}*.{language}*"))
+    return found[0] if found else data / f"{split}.{language}"
+
+
+def grid() -> Iterator[str]:
+    """BiLD's thresholds, around the paper's."""
+    for fallback in FALLBACK:
+        for rollback in ROLLBACK:
+            yield bild(fallback, rollback)
+
+
+def bild(fallback: float, rollback: float | str) -> str:
+    """BiLD as published."""
+    return f"bild:fallback={fallback:g},rollback={rollback}"
+
+
+def benches(run: Path) -> Iterator[Bench]:
+    """All runs, in an order in which each finds what it needs."""
+    few = ("--limit", str(SWEEP_SENTENCES))
+    for name, draft in DRAFTS.items():
+        yield Bench(f"{SWEPT}-{name}", "large", draft, "val", tuple(grid()), few)
+    for name, draft in DRAFTS.items():
+        yield Bench(f"{TESTED}-{name}", "large", draft, "test", tuple(compared(run, name)))
+    nucleus = ("--temperature", "1", "--top-p", "0.8", "--limit", str(SWEEP_SENTENCES))
+    yield Bench(SAMPLED, "large", "aligned", "test", tuple(sampled(run)), nucleus)
+    draft = f"early-exit:layers={EXIT_LAYERS}"
+    calm = tuple(word for threshold in CALM for word in ("--calm", f"{threshold:g}"))
+    yield Bench(EXIT, "joint", draft, "test", tuple(grid()), (*few, *calm))
+
+
+def compared(run: Path, name: str) -> Iterator[str]:
+    """What a pair's table on the test split has."""
+    picks = chosen(rows(run / "bench" / f"{SWEPT}-{name}"))
+    yield from picks.values()
+    fallback = picks["no loss"].partition("fallback=")[2].partition(",")[0]
+    yield bild(float(fallback), NO_ROLLBACK)
+    yield "dynamic"
+    for window in WINDOWS:
+        yield f"static:tokens={window}"  # greedy matching: what rejection sampling is at T = 0
+        yield f"static:tokens={window}+bild:rollback={WINDOW_ROLLBACK}"
+
+
+def sampled(run: Path) -> Iterator[str]:
+    """What is sampled from a nucleus."""
+    yield from chosen(rows(run / "bench" / f"{SWEPT}-aligned")).values()
+    yield from (f"static:tokens={window}" for window in WINDOWS)
+
+
+def chosen(found: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """The fastest BiLD settings within the two budgets, by a sweep's rows."""
+    alone = bleu(next(row for row in found if row["system"] == PLAIN))
+    picks = {}
+    for name, budget in (("no loss", NO_LOSS), ("one point", ONE_POINT)):
+        inside = [row for row in found if not row["lossless"] and bleu(row) - alone >= budget]
+        if inside:
+            picks[name] = max(inside, key=lambda row: row["speedup"])["system"]
+    return picks
+
+
+def bleu(row: dict[str, Any]) -> float:
+    """Of a row of a bench's summary."""
+    return float(row["bleu"])
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a bench's summary."""
+    return list(json.loads((folder / "summary.json").read_text(encoding="utf8"))["rows"])
+
+
+def measure_alone(name: str, data: Path, run: Path) -> None:
+    """BLEU of a model alone on the test split, its size and the time of its decoder's step."""
+    out = run / "alone" / f"{name}.json"
+    if out.is_file():
+        return
+    model = biglittle.load(str(run / name))
+    files = [file(data, "test", language) for language in ("de", "en")]
+    (task,) = read_tasks(files[0], reference=files[1], chat=False, metrics=["bleu"])
+    outputs: dict[str, str] = {}
+    for examples in batched(task.examples, ROWS):
+        found = model.generate([example.turns[0] for example in examples], max_new_tokens=64)
+        outputs |= {e.id: result.text for e, result in zip(examples, found, strict=True)}
+    known = {
+        "bleu": score("bleu", task, outputs).value,
+        "parameters": sum(part.numel() for part in model.target.parameters()),
+        "ms_per_step": 1000 * measure_costs(model, context=32).step,
+    }
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf8")
+
+
+def batched(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    """So many at a time."""
+    return (examples[first : first + size] for first in range(0, len(examples), size))
+
+
+def measure(bench: Bench, data: Path, run: Path) -> None:
+    """Run one, and say by which command."""
+    words = bench.command(data, run)
+    print("biglittle", *words, flush=True)
+    subprocess.run([sys.executable, "-m", "biglittle", *words], check=True)
