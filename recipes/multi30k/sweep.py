@@ -22,7 +22,7 @@ from biglittle.bench.tasks import Example
 from biglittle.costs import measure_costs
 
 __all__ = ["DRAFTS", "EXIT", "MODELS", "NO_ROLLBACK", "SAMPLED", "SWEPT", "TESTED", "WINDOWS"]
-__all__ += ["WINDOW_ROLLBACK", "Bench", "benches", "bild", "bleu", "chosen", "measure"]
+__all__ += ["WINDOW_ROLLBACK", "Bench", "benches", "bild", "bleu", "chosen", "fixed", "measure"]
 __all__ += ["measure_alone", "rows"]
 
 FALLBACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -83,6 +83,11 @@ def bild(fallback: float, rollback: float | str) -> str:
     return f"bild:fallback={fallback:g},rollback={rollback}"
 
 
+def fixed(window: int) -> str:
+    """BiLD's acceptance with a fixed window."""
+    return f"static:tokens={window}+bild:rollback={WINDOW_ROLLBACK}"
+
+
 def benches(run: Path) -> Iterator[Bench]:
     """All runs, in an order in which each finds what it needs."""
     few = ("--limit", str(SWEEP_SENTENCES))
@@ -106,7 +111,7 @@ def compared(run: Path, name: str) -> Iterator[str]:
     yield "dynamic"
     for window in WINDOWS:
         yield f"static:tokens={window}"  # greedy matching: what rejection sampling is at T = 0
-        yield f"static:tokens={window}+bild:rollback={WINDOW_ROLLBACK}"
+        yield fixed(window)
 
 
 def sampled(run: Path) -> Iterator[str]:
