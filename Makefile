@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-CODE := src tests $(wildcard benchmarks)
+CODE := src tests benchmarks recipes
 # mkdocs-material's announcement of its successor: not about these pages.
 export NO_MKDOCS_2_WARNING := 1
 

@@ -36,11 +36,11 @@ SEED = 0
 HELD_OUT = 500
 SETTINGS = {
     "large": Settings(
-        optimizer="adamw", learning_rate=1e-3, schedule="cosine", warmup=600, epochs=14,
-        batch=64, smoothing=0.1, weight_decay=0.01, patience=0, seed=SEED, bf16=True,
+        optimizer="adamw", learning_rate=1e-3, schedule="cosine", warmup=600, epochs=12,
+        batch=64, smoothing=0.1, weight_decay=0.01, patience=0, seed=SEED,
     ),
     "small": Settings(
-        optimizer="adamw", learning_rate=2e-3, schedule="cosine", warmup=600, epochs=16,
+        optimizer="adamw", learning_rate=2e-3, schedule="cosine", warmup=600, epochs=20,
         batch=64, smoothing=0.1, weight_decay=0.01, patience=0, seed=SEED,
     ),
 }  # fmt: skip

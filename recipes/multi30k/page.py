@@ -11,6 +11,7 @@ from benchmarks.page import markdown
 
 from biglittle.bench.report import plots
 from biglittle.bench.systems import PLAIN
+from biglittle.policy import parse_policy
 
 from .sweep import (
     DRAFTS,
@@ -71,9 +72,10 @@ def table(
     return [f"## {title}\n", f"{text}\n", *markdown(header, list(lines))]
 
 
-def row(found: Rows, system: str) -> dict[str, Any]:
-    """One system's."""
-    return next(part for part in found if part["system"] == system)
+def row(found: Rows, policy: str) -> dict[str, Any]:
+    """One policy's; a bench prints options only where they are not the defaults."""
+    name = str(parse_policy(policy))
+    return next(part for part in found if part["system"] == name)
 
 
 def speed(part: dict[str, Any]) -> str:
