@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def _layers(text: str, name: str, value: str) -> Layers:
     numbers = tuple(map(int, parts))
     if len(numbers) == 1 and numbers[0] < 1:
         raise ParameterError(f"init={text!r}: {name} must be at least 1")
-    if any(b <= a for a, b in zip(numbers, numbers[1:], strict=False)):
+    if any(b <= a for a, b in itertools.pairwise(numbers)):
         raise ParameterError(f"init={text!r}: {name}={value} must ascend")
     return numbers if len(numbers) > 1 else numbers[0]
 
@@ -124,11 +125,12 @@ def cut_model(model: PreTrainedModel, cut: Cut) -> PreTrainedModel:
         _set_layers(config, _field(config, ENCODER, name), stacks[1])
     else:
         _set_layers(config.get_text_config(decoder=True), "num_hidden_layers", stacks[0])
-    made: PreTrainedModel = type(model)._from_config(config, dtype=model.dtype)
+    made: Any = type(model)._from_config(config, dtype=model.dtype)
     weights: Mapping[str, Tensor] = model.state_dict()
     made.load_state_dict({key: weights[_origin(key, stacks, weights)] for key in made.state_dict()})
     made.generation_config = copy.deepcopy(model.generation_config)
-    return made.to(model.device).eval()  # type: ignore[arg-type]
+    result: PreTrainedModel = made.to(model.device).eval()
+    return result
 
 
 class _Stack:

@@ -13,7 +13,7 @@ import torch
 from ..bench.metrics import score
 from ..bench.runner import next_prompt
 from ..bench.tasks import Example, Task
-from ..diagnosis import measure_agreement
+from ..diagnosis.agreement import measure_agreement
 from ..diagnosis.predict import Comparison, settings
 from ..diagnosis.profile import Profile, measure_profile
 from ..params import make_params

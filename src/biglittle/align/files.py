@@ -14,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import ParameterError
+from safetensors import SafetensorError
+
+from ..errors import BiglittleError, ParameterError
 
 __all__ = ["Records", "read_records", "writing", "written_whole"]
 
@@ -90,10 +92,15 @@ def writing(path: Path) -> Iterator[None]:
     """Within, what cannot be written becomes one line that says how to go on."""
     try:
         yield
-    except OSError as cause:
+    except BiglittleError:  # some are OSErrors too
+        raise
+    except (OSError, RuntimeError, SafetensorError) as cause:
+        if isinstance(cause, RuntimeError) and "PytorchStreamWriter" not in str(cause):
+            raise
+        reason = getattr(cause, "strerror", None) or " ".join(str(cause).split())
         raise ParameterError(
-            f"{path} cannot be written ({cause.strerror or cause}); make room there, and give the "
-            "same command again: what was done is kept"
+            f"{path} cannot be written ({reason}); make room there, and give the same command "
+            "again: what was done is kept"
         ) from cause
 
 
