@@ -136,10 +136,10 @@ class ExitAdapter(nn.Module):
         return adapter
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., size] → [..., size]."""
+        """[..., size] → [..., size], in the dtype that comes."""
         normed = functional.rms_norm(hidden.to(self.scale.dtype), hidden.shape[-1:])
         change: Tensor = self.up(functional.silu(self.down(normed)))
-        return hidden * self.scale + change
+        return (hidden * self.scale + change).to(hidden.dtype)
 
     def save(self, folder: str | Path) -> None:
         """Write it to a folder, which is made."""
