@@ -191,6 +191,7 @@ def test_a_skipped_layer_holds_its_own_projections_of_what_left() -> None:
                 (slots.keys, first.SelfAttention.k),
                 (slots.values, first.SelfAttention.v),
             ):
+                assert held is not None
                 expected = project(normed).view(3, 4, 8).transpose(0, 1)
                 assert torch.allclose(held[0, :, 1:4], expected, atol=1e-5)
 

@@ -240,7 +240,7 @@ def bench(
     pair = load_pair(models, None, screen)
     systems = make_systems(pair, policies, rules, models, screen, peers=peers)
     run = make_run(pair, systems, asked, models, out, **sampling)
-    note_beforehand(run, policies, run_code, screen)
+    note_beforehand(run, run_code, screen)
     measure(run, screen)
     summary = conclude(run, models, run_code, screen)
     show(summary, screen)
@@ -411,10 +411,10 @@ def _hashes(systems: Sequence[System], models: ModelOptions) -> dict[str, str]:
     return {name: hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16] for name in named}
 
 
-def note_beforehand(run: Bench, policies: Sequence[Policy], run_code: bool, screen: Screen) -> None:
+def note_beforehand(run: Bench, run_code: bool, screen: Screen) -> None:
     """What a user should know before waiting."""
-    for policy in policies:
-        screen.warn_if_lossy(policy)
+    for name in (system.name for system in run.systems if not system.lossless):
+        screen.note(f"{name} is lossy: the text may differ from the target's own", "yellow")
     if run.repeated:
         screen.note(f"{plural(run.repeated, 'example')} left out: asked before", "yellow")
     if not run_code and any("pass@1" in task.metrics for task in run.tasks):
