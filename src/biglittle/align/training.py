@@ -253,9 +253,11 @@ class _Trainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Mean over predicted tokens of the cross-entropy with hard and soft labels."""
+        """Mean over predicted tokens of the cross-entropy with hard and soft labels; where the
+        model has exits (see `exit.train_joint`), of theirs, too, of which the first is judged."""
         labels = inputs.pop("labels")
-        logits = _kept(model(**inputs).logits, labels)
+        output = model(**inputs)
+        ends = [_kept(logits, labels) for logits in (*output.get("exits", ()), output.logits)]
         seen = labels != IGNORED
         count = seen.sum() if num_items_in_batch is None else num_items_in_batch
         taught = None
@@ -263,9 +265,12 @@ class _Trainer(Trainer):
             with torch.no_grad():
                 taught = _kept(self.teacher(**inputs).logits, labels)[seen]
         smoothing = self.smoothing if model.training else 0.0
-        loss = alignment_loss(logits[seen], labels[seen], taught, self.soft, smoothing)
-        loss = loss / count
-        return (loss, {"predictions": logits.argmax(-1)}) if return_outputs else loss
+        losses = [
+            alignment_loss(logits[seen], labels[seen], taught, self.soft, smoothing)
+            for logits in ends
+        ]
+        loss = torch.stack(losses).mean() / count
+        return (loss, {"predictions": ends[0].argmax(-1)}) if return_outputs else loss
 
 
 def _hits(found: EvalPrediction) -> dict[str, float]:

@@ -26,6 +26,7 @@ __all__ = [
     "check_supported",
     "context_limit",
     "decoder_config",
+    "decoder_layers",
     "embedding_weight",
     "encoder_input",
     "is_seq2seq",
@@ -249,6 +250,18 @@ def _adapt(layer: Any, args: Any, output: Any) -> Any:
     if isinstance(output, tuple):
         return layer.exit(output[0]), *output[1:]
     return layer.exit(output)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder's layers.
+
+    Raises:
+        UnsupportedModelError: A model without a list of them.
+    """
+    path, name = _layer_list(model, len(layer_kinds(model)))
+    found = getattr(model.get_submodule(path), name)
+    assert isinstance(found, nn.ModuleList)
+    return found
 
 
 def _layer_list(model: PreTrainedModel, layers: int) -> tuple[str, str]:

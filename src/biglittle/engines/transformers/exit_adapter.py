@@ -103,7 +103,9 @@ class ExitConfig:
         """Write it to a folder."""
         data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
         text = json.dumps(data, indent=2, ensure_ascii=False)
-        (folder / CONFIG).write_text(text + "\n", encoding="utf8")
+        fresh = folder / f"{CONFIG}.new"
+        fresh.write_text(text + "\n", encoding="utf8")
+        fresh.replace(folder / CONFIG)
 
 
 class ExitAdapter(nn.Module):
@@ -142,11 +144,13 @@ class ExitAdapter(nn.Module):
         return (hidden * self.scale + change).to(hidden.dtype)
 
     def save(self, folder: str | Path) -> None:
-        """Write it to a folder, which is made."""
+        """Write it to a folder, which is made; each file is whole or not there."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         states = {name: value.float().contiguous() for name, value in self.state_dict().items()}
-        save_file(states, str(folder / WEIGHTS), metadata={"format": "pt"})
+        fresh = folder / f"{WEIGHTS}.new"
+        save_file(states, str(fresh), metadata={"format": "pt"})
+        fresh.replace(folder / WEIGHTS)
         self.config.save(folder)
 
     @classmethod
