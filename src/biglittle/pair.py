@@ -194,6 +194,11 @@ class Pair:
         return getattr(self._draft, "model", self._draft)
 
     @property
+    def exit(self) -> ExitAdapter | None:
+        """The trained exit that the target's first layers draft with; None without one."""
+        return self._exit
+
+    @property
     def draft_name(self) -> str:
         """What drafts, for reports: a model's name, "prompt-lookup:ngram=3", …; "None" without."""
         return str(self._spec) if self._draft is None else self._draft.name

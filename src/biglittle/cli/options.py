@@ -68,7 +68,7 @@ class ModelOptions:
             "-d",
             metavar="MODEL",
             help="The little model, given the same way; or `prompt-lookup`, "
-            "`early-exit:layers=4`, or `none`. Default: "
+            "`early-exit:layers=4` (or `early-exit:adapter=FOLDER`), or `none`. Default: "
             f"{DEFAULT_DRAFT} for the default target, none for another.",
             show_default=False,
             **_MODELS,
