@@ -183,6 +183,7 @@ def no_json(folder: Path) -> None:
         (rewritten(rank=0), "is damaged"),
         (rewritten(more=1), "is damaged"),
         (rewritten(rank=5), "not what exit_config.json says"),
+        (rewritten(rank=10**12), "not what exit_config.json says"),
         (without_weights, "cannot be read"),
         (with_noise, "is damaged"),
         (cut_short, "is damaged"),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from ..bench.environment import versions
 from ..engines.transformers.capability import (
     base_model,
     check_layers,
@@ -88,6 +89,7 @@ def train_exit(
         teacher = model if settings.soft else None
         report = fine_tune(alone, samples, held_out, settings, folder, teacher=teacher, **watch)
     about = {
+        "versions": versions(),
         "samples": len(samples),
         "data": data_hash(samples),
         "settings": dataclasses.asdict(settings),

@@ -160,10 +160,12 @@ class ExitAdapter(nn.Module):
         Raises:
             LoadError: No such folder, or one that holds no exit.
         """
-        adapter = cls(ExitConfig.read(folder))
+        config = ExitConfig.read(folder)
+        with torch.device("meta"):  # the file's tensors take the place of its own
+            adapter = cls(config)
         path = Path(folder).expanduser() / WEIGHTS
         try:
-            adapter.load_state_dict(load_file(str(path)))
+            adapter.load_state_dict(load_file(str(path)), assign=True)
         except OSError as cause:
             raise LoadError(
                 f"{path} cannot be read ({cause.strerror or cause}); {TRAIN}"
