@@ -78,21 +78,18 @@ class Calibration:
     Args:
         pair: The target; with a draft, its lossless policy writes the same sooner.
         tasks: What is asked.
-        path: The file, new or of the same target, settings and tokenizer, to be gone on with.
         max_new_tokens: Most tokens of an answer.
         rows: Answers that are written beside each other.
         policy: In place of the pair's own.
 
     Raises:
-        ParameterError: A prompt that the pair cannot take, a lossy policy, nothing that fits, or
-            a file of something else; before any work starts.
+        ParameterError: A prompt that the pair cannot take, a lossy policy, or nothing that fits.
     """
 
     def __init__(
         self,
         pair: Pair,
         tasks: Sequence[Task],
-        path: str | Path,
         *,
         max_new_tokens: int = 256,
         rows: int = ROWS,
@@ -108,7 +105,6 @@ class Calibration:
                 self._plan(_Turn(task, example))
         if not self._first:
             raise ParameterError("no prompt fits in the target's context; give shorter ones")
-        self._file = Records(Path(path), "answers", VERSION, self._about())
 
     def _about(self) -> dict[str, Any]:
         models = describe(self._pair)
@@ -142,24 +138,33 @@ class Calibration:
             where = f"{turn.task.name}, example {turn.example.id}"
             raise type(error)(f"{where}: {error}") from error
 
-    def run(self, progress: Progress | None = None) -> list[Answer]:
+    def run(self, path: str | Path, progress: Progress | None = None) -> list[Answer]:
         """Ask what is not answered yet; all answers, in the order of the tasks.
 
-        Every answer is in the file when it is there, so that a killed run goes on.
+        Args:
+            path: Every answer is in this file when it is there, so that a killed run goes on. New,
+                or of the same target, tokenizer and settings.
+            progress: Told how far it is.
+
+        Raises:
+            ParameterError: A file of something else, or one that cannot be written.
         """
+        file = Records(Path(path), "answers", VERSION, self._about())
         total = sum(len(turn.example.turns) for turn in self._first.values())
-        waiting = deque(turn for turn in map(self._unanswered, self._first.values()) if turn)
+        waiting = deque(
+            turn for first in self._first.values() if (turn := _unanswered(first, file)) is not None
+        )
         tokens = 0
         if progress is not None:
-            progress(len(self._file.done), total, tokens)
+            progress(len(file.done), total, tokens)
         for turn, row in run_rows(self._pair, waiting, self._fitting, self._rows):
-            self._file.add(turn.key, _record(row))
+            file.add(turn.key, _record(row))
             tokens += len(row.new_tokens)
             if (following := turn.answered(row.result().text)) is not None:
                 waiting.appendleft(following)
             if progress is not None:
-                progress(len(self._file.done), total, tokens)
-        return list(self._answers())
+                progress(len(file.done), total, tokens)
+        return [answer for first in self._first.values() for answer in _answers(first, file)]
 
     def _fitting(self, turn: _Turn) -> Request | None:
         """The request of a turn; None where the conversation has grown too long."""
@@ -169,29 +174,27 @@ class Calibration:
             self.too_long += 1
             return None
 
-    def _unanswered(self, turn: _Turn) -> _Turn | None:
-        """The first turn of a conversation that has no answer yet."""
-        at: _Turn | None = turn
-        while at is not None and at.key in self._file.done:
-            at = at.answered(self._file.done[at.key]["text"])
-        return at
 
-    def _answers(self) -> Iterator[Answer]:
-        for turn in self._first.values():
-            at: _Turn | None = turn
-            while at is not None and (record := self._file.done.get(at.key)) is not None:
-                yield Answer(
-                    at.task.name,
-                    at.example.id,
-                    len(at.answers),
-                    Sample(
-                        tuple(record["prompt"]),
-                        tuple(record["output"]),
-                        tuple(record["source"]) if record["source"] is not None else None,
-                    ),
-                    record["text"],
-                )
-                at = at.answered(record["text"])
+def _unanswered(first: _Turn, file: Records) -> _Turn | None:
+    """The first turn of a conversation that has no answer yet."""
+    turn: _Turn | None = first
+    while turn is not None and turn.key in file.done:
+        turn = turn.answered(file.done[turn.key]["text"])
+    return turn
+
+
+def _answers(first: _Turn, file: Records) -> Iterator[Answer]:
+    """The answers of a conversation, as far as it goes."""
+    turn: _Turn | None = first
+    while turn is not None and (record := file.done.get(turn.key)) is not None:
+        source = record["source"]
+        sample = Sample(
+            tuple(record["prompt"]),
+            tuple(record["output"]),
+            None if source is None else tuple(source),
+        )
+        yield Answer(turn.task.name, turn.example.id, len(turn.answers), sample, record["text"])
+        turn = turn.answered(record["text"])
 
 
 def _record(row: Row) -> dict[str, Any]:

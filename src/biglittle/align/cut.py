@@ -17,7 +17,7 @@ from ..engines.transformers.capability import is_seq2seq, layer_kinds, model_nam
 from ..errors import ParameterError, UnsupportedModelError, nearest
 from .data import Sample
 
-__all__ = ["Cut", "cut_model", "frequent_tokens", "parse_cut"]
+__all__ = ["Cut", "check_cut", "cut_model", "frequent_tokens", "parse_cut"]
 
 DECODER = ("num_decoder_layers", "decoder_layers")
 ENCODER = ("encoder_layers", "num_encoder_layers", "num_layers")
@@ -109,28 +109,39 @@ def cut_model(model: PreTrainedModel, cut: Cut) -> PreTrainedModel:
     Weights are copies. The result is an ordinary model of the same class.
 
     Raises:
-        ParameterError: More layers than there are, or an encoder's of a model without one.
-        UnsupportedModelError: A model whose layers are not found.
+        ParameterError, UnsupportedModelError: See `check_cut`.
     """
-    name = model_name(model)
-    if cut.encoder is not None and not is_seq2seq(model):
-        raise ParameterError(f"{name} has no encoder; leave encoder={_shown(cut.encoder)} out")
-    config = copy.deepcopy(model.config)
-    stacks = [_Stack(model, model.get_decoder(), len(layer_kinds(model)), cut.layers)]
-    if is_seq2seq(model):
-        count = getattr(config, _field(config, ENCODER, name))
-        wanted = count if cut.encoder is None else cut.encoder
-        stacks.append(_Stack(model, model.get_encoder(), count, wanted))
-        _set_layers(config, _field(config, DECODER, name), stacks[0])
-        _set_layers(config, _field(config, ENCODER, name), stacks[1])
-    else:
-        _set_layers(config.get_text_config(decoder=True), "num_hidden_layers", stacks[0])
+    config, stacks = check_cut(model, cut)
     made: Any = type(model)._from_config(config, dtype=model.dtype)
     weights: Mapping[str, Tensor] = model.state_dict()
     made.load_state_dict({key: weights[_origin(key, stacks, weights)] for key in made.state_dict()})
     made.generation_config = copy.deepcopy(model.generation_config)
     result: PreTrainedModel = made.to(model.device).eval()
     return result
+
+
+def check_cut(model: PreTrainedModel, cut: Cut) -> tuple[Any, list[_Stack]]:
+    """The configuration of a model that is cut so, and the lists of layers that it takes from.
+
+    Raises:
+        ParameterError: More layers than there are, or an encoder's of a model without one.
+        UnsupportedModelError: A model whose layers are not found.
+    """
+    name = model_name(model)
+    config = copy.deepcopy(model.config)
+    decoder = _Stack(model, model.get_decoder(), len(layer_kinds(model)), cut.layers)
+    if not is_seq2seq(model):
+        if cut.encoder is not None:
+            raise ParameterError(f"{name} has no encoder; leave encoder={_shown(cut.encoder)} out")
+        _set_layers(config.get_text_config(decoder=True), "num_hidden_layers", decoder)
+        return config, [decoder]
+    field = _field(config, ENCODER, name)
+    total = getattr(config, field)
+    wanted = total if cut.encoder is None else cut.encoder
+    encoder = _Stack(model, model.get_encoder(), total, wanted)
+    _set_layers(config, _field(config, DECODER, name), decoder)
+    _set_layers(config, field, encoder)
+    return config, [decoder, encoder]
 
 
 class _Stack:

@@ -92,13 +92,14 @@ class Collator:
     """Samples to a batch.
 
     Args:
-        model: Whose `forward` the batch is for.
+        model: Whose `forward` the batch is for; of a PEFT model, the one within.
         pad: The id that fills up; what it is does not matter, it is never seen.
     """
 
     def __init__(self, model: Any, pad: int = 0) -> None:
-        self._seq2seq = is_seq2seq(model)
-        self._keeps = "logits_to_keep" in parameters_of(model.forward)
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._seq2seq = is_seq2seq(inner)
+        self._keeps = "logits_to_keep" in parameters_of(inner.forward)
         self._pad = pad
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, Any]:

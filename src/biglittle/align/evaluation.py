@@ -17,7 +17,7 @@ from ..diagnosis.agreement import measure_agreement
 from ..diagnosis.predict import Comparison, settings
 from ..diagnosis.profile import Profile, measure_profile
 from ..params import make_params
-from ..traces import record
+from ..traces import record, replay
 from .data import Sample
 from .rows import ROWS, run_rows
 
@@ -29,6 +29,7 @@ __all__ = ["Evaluation", "evaluate"]
 
 PROMPTS = 16  # held-out answers along which windows are recorded
 CAP = 10  # tokens of a window
+WINDOW = "static:tokens=5"
 
 Progress = Callable[[str, int, int], None]
 """What is being done, how many steps of it are done, and how many there are."""
@@ -40,14 +41,14 @@ class Evaluation:
 
     agreement: float
     """The share of the target's tokens, after the first, that the draft would have proposed."""
-    policy: str
-    """The fastest lossless one, by prediction; the following is under it."""
-    speedup: float
-    """Predicted, over the target alone: one text at a time, after its first token."""
     acceptance: float
-    """Accepted of drafted tokens."""
-    tokens_per_round: float
-    """Written for a pass of the target."""
+    """Accepted of the tokens that are drafted in windows of 5."""
+    tokens_per_pass: float
+    """Written for a pass of the target, with such windows."""
+    policy: str
+    """The fastest lossless one, by prediction."""
+    speedup: float
+    """Predicted with it, over the target alone: one text at a time, after its first token."""
     quality: dict[str, float]
     """Of the draft's own answers, by task and metric, 0 … 100; empty without references."""
 
@@ -59,6 +60,7 @@ def evaluate(
     *,
     tasks: Sequence[Task] = (),
     profile: Profile | None = None,
+    known: bool = True,
     max_new_tokens: int = 256,
     rows: int = ROWS,
     progress: Progress | None = None,
@@ -71,6 +73,7 @@ def evaluate(
         traces: Where they are kept; a killed run goes on.
         tasks: Held-out examples, for the quality of the draft's own answers.
         profile: What passes cost, if that is known.
+        known: Whether the samples are what the target writes; else only their prompts count.
         max_new_tokens: Most tokens of an answer.
         rows: Answers of the draft that are written beside each other.
         progress: Told what is done.
@@ -83,7 +86,7 @@ def evaluate(
         prompts,
         traces,
         cap=CAP,
-        outputs=[sample.output for sample in chosen],
+        outputs=[sample.output for sample in chosen] if known else None,
         progress=lambda done, total: say("seeing what the draft proposes", done, total),
         max_new_tokens=max_new_tokens,
     )
@@ -95,12 +98,13 @@ def evaluate(
         )
     families = settings(CAP, profile.costs[0], modelled=recorded.header.chained)
     best = Comparison(recorded, profile, families).best()[0]
+    windows = replay(recorded, WINDOW)
     found = Evaluation(
         agreement=measure_agreement(recorded).rate,
+        acceptance=windows.acceptance_rate,
+        tokens_per_pass=1 + float(windows.accepted.sum()) / max(1, len(windows.start)),
         policy=best.policy,
         speedup=best.speedup,
-        acceptance=best.acceptance_rate,
-        tokens_per_round=1 + best.accepted_per_round,
         quality=_quality(pair, tasks, max_new_tokens, rows, say),
     )
     return found, profile

@@ -20,7 +20,7 @@ from .packing import can_pack, pack_linears
 from .quantizing import GROUP, QUANTIZATIONS, can_quantize, quantize_linears
 
 __all__ = ["check_quantize", "guarded", "is_adapter", "load_model", "load_tokenizer"]
-__all__ += ["pick_device", "pick_dtype"]
+__all__ += ["locate", "pick_device", "pick_dtype"]
 
 DTYPES = {
     "float32": torch.float32,
