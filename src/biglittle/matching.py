@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from .engines.base import EncoderInput, Model
+from .engines.transformers.exit_adapter import ExitConfig
 from .errors import IncompatiblePairError, ParameterError, nearest
 
 __all__ = ["DraftSpec", "check_pair", "check_tokenizers", "parse_draft", "shared_vocab"]
@@ -19,6 +21,8 @@ class DraftSpec:
 
     model: Any = None
     layers: int | None = None
+    adapter: str | None = None
+    """The folder of a trained exit after those layers."""
     ngram: int | None = None
 
     @property
@@ -28,7 +32,8 @@ class DraftSpec:
 
     def __str__(self) -> str:
         if self.layers is not None:
-            return f"early-exit:layers={self.layers}"
+            adapter = "" if self.adapter is None else f",adapter={self.adapter}"
+            return f"early-exit:layers={self.layers}{adapter}"
         if self.ngram is not None:
             return f"prompt-lookup:ngram={self.ngram}"
         if self.model is None:
@@ -37,14 +42,18 @@ class DraftSpec:
 
 
 MODES = {"early-exit": "layers", "prompt-lookup": "ngram"}
+EXIT_ADAPTER = re.compile(
+    r"(layers=(?P<before>\d+),)?adapter=(?P<adapter>.+?)(,layers=(?P<after>\d+))?"
+)
 
 
 def parse_draft(draft: Any) -> DraftSpec:
     """The meaning of `load`'s `draft`.
 
     Raises:
-        ParameterError: `early-exit` without a number of layers, an unknown option, or a mode that
-            is misspelt.
+        ParameterError: `early-exit` without a number of layers or an adapter, an unknown option,
+            or a mode that is misspelt.
+        LoadError: An adapter that cannot be read.
     """
     if draft is None:
         return DraftSpec()
@@ -57,16 +66,30 @@ def parse_draft(draft: Any) -> DraftSpec:
                 f"draft {draft!r} is neither a model nor a mode{nearest(name, MODES)}"
             )
         return DraftSpec(model=draft)
+    if name == "early-exit" and (found := EXIT_ADAPTER.fullmatch(option)) is not None:
+        return _adapted_exit(draft, found["adapter"], found["before"] or found["after"])
     wanted = MODES[name]
     key, _, value = option.partition("=")
     if not option and name == "prompt-lookup":
         return DraftSpec(ngram=3)
     if key != wanted or not value.isdecimal() or int(value) < 1:
+        other = " or early-exit:adapter=FOLDER" if name == "early-exit" else ""
         raise ParameterError(
-            f"draft {draft!r}: write {name}:{wanted}=NUMBER, e.g. {name}:{wanted}=3"
+            f"draft {draft!r}: write {name}:{wanted}=NUMBER{other}, e.g. {name}:{wanted}=3"
             f"{nearest(key, [wanted]) if key != wanted else ''}"
         )
     return DraftSpec(**{wanted: int(value)})
+
+
+def _adapted_exit(draft: str, adapter: str, layers: str | None) -> DraftSpec:
+    """An early exit with an adapter, which knows after how many layers it is."""
+    trained = ExitConfig.read(adapter).layers
+    if layers is not None and int(layers) != trained:
+        raise ParameterError(
+            f"draft {draft!r}: that exit was trained for the first {trained} layers; leave "
+            "layers out"
+        )
+    return DraftSpec(layers=trained, adapter=adapter)
 
 
 def shared_vocab(head: int, tokenizer: Any) -> int:

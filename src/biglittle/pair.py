@@ -22,6 +22,7 @@ from .engines.base import EncoderInput, Runner
 from .engines.llama_cpp import LlamaOptions
 from .engines.loading import recipes
 from .engines.transformers import TransformersRunner
+from .engines.transformers.exit_adapter import ExitAdapter, load_exit
 from .errors import ParameterError, PolicyError, UnsupportedModelError
 from .matching import DraftSpec, check_pair, check_tokenizers, parse_draft, shared_vocab
 from .params import GenerationParams, make_params
@@ -62,8 +63,8 @@ def load(
         target: A hub id, a local folder, a GGUF file, a name from `biglittle models`, or a model
             in memory: a transformers (or PEFT) model, or a `LlamaModel`.
         draft: A little model, given the same way; or `"early-exit:layers=4"` (the target's first
-            layers), or `"prompt-lookup"` (the text so far; `"prompt-lookup:ngram=3"`); None for
-            the target alone.
+            layers; `"early-exit:adapter=FOLDER"` with a trained exit), or `"prompt-lookup"` (the
+            text so far; `"prompt-lookup:ngram=3"`); None for the target alone.
         policy: The default policy of the pair; see `biglittle.parse_policy`. Default: "cost-aware",
             which is lossless; "none" without a draft.
         dtype: Of the target; "auto" is the checkpoint's own.
@@ -162,7 +163,10 @@ class Pair:
             if tokenizer is None:  # heads of different size: what only one has is padding
                 self.vocab = min(self.vocab, little.vocab)
             self._draft_vocab = shared_vocab(min(self.vocab, little.vocab), draft_tokenizer)
-        self._make_drafter(runner)
+        self._exit: ExitAdapter | None = None
+        self._make_drafter(runner)  # refuses what cannot draft
+        if spec.adapter is not None:
+            self._exit = load_exit(spec.adapter, self.target)
         self.policy = self._policy(self._default_policy if policy is None else policy)
         self._prompts = Prompts(
             tokenizer,
@@ -188,6 +192,11 @@ class Pair:
     def draft(self) -> Any:
         """The draft model; None without one."""
         return getattr(self._draft, "model", self._draft)
+
+    @property
+    def exit(self) -> ExitAdapter | None:
+        """The trained exit that the target's first layers draft with; None without one."""
+        return self._exit
 
     @property
     def draft_name(self) -> str:
@@ -462,7 +471,7 @@ class Pair:
                     "runs a model whole; give a draft model or 'prompt-lookup', or load the "
                     "target with engine='transformers'"
                 )
-            return EarlyExitDrafter(target, spec.layers, self.vocab)
+            return EarlyExitDrafter(target, spec.layers, self.vocab, self._exit)
         if spec.ngram is not None:
             return PromptLookupDrafter(spec.ngram, vocab=self.vocab)
         return None

@@ -26,7 +26,7 @@ from .acceptance import Acceptance, Bild, Exact
 from .errors import PolicyError, nearest
 from .lookahead import Confidence, Constant, CostAware, Fallback, Heuristic, Lookahead
 
-__all__ = ["Policy", "PolicyLike", "parse_policy"]
+__all__ = ["Policy", "PolicyLike", "build_rule", "parse_policy", "print_rule", "split_rule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +88,10 @@ class Policy:
             return "none"
         if isinstance(self.lookahead, Fallback) and isinstance(self.acceptance, Bild):
             return _print_bild(self.lookahead, self.acceptance)
-        text = _print_part(ALIASES.get(self.lookahead.name, self.lookahead.name), self.lookahead)
+        text = print_rule(ALIASES.get(self.lookahead.name, self.lookahead.name), self.lookahead)
         if isinstance(self.acceptance, Exact):
             return text
-        return f"{text}+{_print_part(self.acceptance.name, self.acceptance)}"
+        return f"{text}+{print_rule(self.acceptance.name, self.acceptance)}"
 
 
 PolicyLike = str | Policy
@@ -119,7 +119,7 @@ def parse_policy(policy: PolicyLike) -> Policy:
     if not isinstance(policy, str):
         raise PolicyError(f"policy {policy!r} is neither a string nor a Policy")
     head, plus, tail = policy.partition("+")
-    name, options = _split(head, policy)
+    name, options = split_rule(head, policy)
     if name == "none":
         if options or plus:
             what = "options" if options else "acceptance: there is nothing to accept"
@@ -132,16 +132,16 @@ def parse_policy(policy: PolicyLike) -> Policy:
                 "another lookahead write e.g. 'dynamic+bild:rollback=3'"
             )
         return _parse_bild(options)
-    lookahead = _build(_lookahead_type(name), name, options)
+    lookahead = build_rule(_lookahead_type(name), name, options)
     if not plus:
         return Policy(lookahead)
-    rule, options = _split(tail, policy)
+    rule, options = split_rule(tail, policy)
     if rule not in ACCEPTANCES:
         raise PolicyError(
             f"unknown acceptance {rule!r}; known: {', '.join(ACCEPTANCES)}"
             f"{nearest(rule, ACCEPTANCES)}"
         )
-    return Policy(lookahead, _build(ACCEPTANCES[rule], rule, options))
+    return Policy(lookahead, build_rule(ACCEPTANCES[rule], rule, options))
 
 
 def lookahead_names() -> list[str]:
@@ -164,7 +164,7 @@ def _lookahead_type(name: str) -> type[Lookahead]:
     raise PolicyError(f"lookahead module {module!r} defines no Lookahead")
 
 
-def _split(text: str, policy: str) -> tuple[str, dict[str, str]]:
+def split_rule(text: str, policy: str) -> tuple[str, dict[str, str]]:
     """`name:a=1,b=2` → name and options."""
     name, _, rest = text.strip().partition(":")
     options: dict[str, str] = {}
@@ -180,7 +180,7 @@ def _split(text: str, policy: str) -> tuple[str, dict[str, str]]:
     return name.strip().lower(), options
 
 
-def _build(
+def build_rule(
     kind: type[Any], name: str, options: dict[str, str], renamed: Mapping[str, str] = NOTHING
 ) -> Any:
     """An instance of a rule from its options as text.
@@ -226,11 +226,16 @@ def _numbers(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split("/"))
 
 
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("/"))
+
+
 KINDS: Mapping[Any, tuple[Callable[[str], Any], str]] = {
     bool: (_truth, "true or false"),
     int: (int, "a whole number"),
     float: (float, "a number"),
     tuple[float, ...]: (_numbers, "numbers with slashes between, such as 1.1/1.2"),
+    tuple[int, ...]: (_whole_numbers, "whole numbers with slashes between, such as 1/3"),
 }
 """How an option's text is read, by the type of its field; and what it should be."""
 
@@ -248,7 +253,8 @@ def _parse_bild(options: dict[str, str]) -> Policy:
     first = {key: text for key, text in options.items() if key in ahead}
     second = {key: text for key, text in options.items() if key not in ahead}
     return Policy(
-        _build(Fallback, "bild", first, {"threshold": "fallback"}), _build(Bild, "bild", second)
+        build_rule(Fallback, "bild", first, {"threshold": "fallback"}),
+        build_rule(Bild, "bild", second),
     )
 
 
@@ -271,7 +277,8 @@ def _changed(rule: Any) -> dict[str, str]:
     }
 
 
-def _print_part(name: str, rule: Any) -> str:
+def print_rule(name: str, rule: Any) -> str:
+    """A rule as `build_rule` reads it: its name, and the options that differ from the defaults."""
     options = ",".join(f"{key}={value}" for key, value in _changed(rule).items())
     return f"{name}:{options}" if options else name
 

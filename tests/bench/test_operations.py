@@ -14,6 +14,7 @@ from tests.models import T5, build
 
 from biglittle import Pair
 from biglittle.bench.operations import Operations, Shape, Shapes, Weights, operations, shapes_of
+from biglittle.engines.transformers.exit_adapter import ExitAdapter
 from biglittle.engines.transformers.quantizing import GROUP, can_quantize
 
 # tests.cli.conftest.save_model: width 32, 4 heads of 8, 2 of them with keys and values, 48 inside.
@@ -103,6 +104,19 @@ def test_an_early_exit_is_a_part_of_the_target() -> None:
     assert shapes.draft.layers.count == shapes.target.layers.count / 2
     assert shapes.draft.head == shapes.target.head
     assert len(shapes.draft.windows) == 1
+
+
+def test_a_trained_exit_is_multiplied_with_too(tmp_path: Path) -> None:
+    plain = shapes_of(pair("early-exit:layers=1"), 1)
+    ExitAdapter.of(pair().target, 1, rank=3).save(tmp_path)
+    adapted = shapes_of(pair(f"early-exit:adapter={tmp_path}"), 1)
+    assert plain is not None
+    assert adapted is not None
+    assert plain.draft is not None
+    assert adapted.draft is not None
+    # the scale, and two layers with their biases
+    more = 32 + (32 * 3 + 3) + (3 * 32 + 32)
+    assert adapted.draft.layers.count == plain.draft.layers.count + more
 
 
 def test_a_mixture_of_experts_is_not_guessed_at() -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import transformers as tf
+from tests.cli.conftest import make_tokenizer
+from tests.models import T5
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
@@ -208,3 +211,30 @@ def test_a_target_alone(run: Run, folders: dict[str, str], prompts: str, tmp_pat
     result = run("bench", "-t", folders["target"], *QUICK, *out)
     assert result.exit_code == 0, result.stderr
     assert [row["system"] for row in summary(tmp_path / "out")["rows"]] == ["none"]
+
+
+def test_calm_beside_plain_decoding(run: Run, prompts: str, tmp_path: Path) -> None:
+    model: Any = tf.T5ForConditionalGeneration(tf.T5Config(**{**T5, "vocab_size": 340}))
+    model.save_pretrained(tmp_path / "t5")
+    make_tokenizer().save_pretrained(tmp_path / "t5")
+    arguments = ("--calm", "1", "--calm", "0,decay=4", "--task", prompts)
+    out = tmp_path / "out"
+    result = run("bench", "-t", str(tmp_path / "t5"), *QUICK, *arguments, "--out", str(out))
+    assert result.exit_code == 0, result.stderr
+    assert "calm:threshold=1 is lossy" in result.stderr
+    rows = {row["system"]: row for row in summary(out)["rows"]}
+    assert [*rows] == ["none", "calm:threshold=1", "calm:threshold=0,decay=4"]
+    assert rows["none"]["layers"] is None
+    assert rows["calm:threshold=1"]["layers"] == 3.0
+    assert 1.0 < rows["calm:threshold=0,decay=4"]["layers"] <= 3.0
+    assert result.stdout.splitlines()[1].split()[-2:] == ["layers", "output"]
+    assert "layers a token" in (out / "report.html").read_text()
+    again = run("bench", "-t", str(tmp_path / "t5"), *QUICK, *arguments, "--out", str(out))
+    assert "going on: 9 of 9 generations are there already" in again.stderr
+    assert again.stdout == result.stdout
+
+
+def test_where_calm_cannot_run(bench: Any, folders: dict[str, str]) -> None:
+    refused(bench("--calm", "0.9"), f"{folders['target']}: CALM runs T5-like models (t5, mt5), and")
+    refused(bench("--calm", "2"), "calm: threshold=2.0 must be between 0 and 1")
+    refused(bench("--calm", "0.9", "--temperature", "1"), "--calm is for greedy decoding")

@@ -574,7 +574,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     _refused(tmp_path / "a.gguf", tmp_path, "a file; convert reads a Hugging Face folder")
     (tmp_path / "empty" / "adapter_config.json").write_text("{}")
-    _refused(tmp_path / "empty", tmp_path, "an adapter; merge it")
+    _refused(tmp_path / "empty", tmp_path, "names no base model")
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
+from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ..engines.transformers.capability import is_seq2seq, parameters_of
 
-__all__ = ["IGNORED", "Collator", "Sample", "Samples", "data_hash"]
+__all__ = ["IGNORED", "Collator", "Order", "Sample", "Samples", "data_hash"]
 
 IGNORED = -100  # a label that is none, as in torch and transformers
 
@@ -48,7 +49,7 @@ def data_hash(samples: Sequence[Sample]) -> str:
 
 
 class Samples(Dataset[dict[str, Any]]):
-    """Samples as the `Trainer` wants them; `input_ids` are what it groups by length."""
+    """Samples as the `Trainer` wants them."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.samples = samples
@@ -57,21 +58,48 @@ class Samples(Dataset[dict[str, Any]]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        sample = self.samples[index]
-        return {"input_ids": sample.source or (*sample.prompt, *sample.output), "sample": sample}
+        return {"sample": self.samples[index]}
+
+
+class Order(Sampler[int]):
+    """A random order in which samples of about the same length are beside each other.
+
+    An epoch's order follows from its number alone, so a training that was killed within one goes
+    on with what is left of it.
+
+    Args:
+        samples: The samples.
+        batch: Those of a step.
+        seed: Of the first epoch.
+        epoch: Says which epoch it is, when one begins or is gone on with.
+    """
+
+    def __init__(
+        self, samples: Sequence[Sample], batch: int, seed: int, epoch: Callable[[], int]
+    ) -> None:
+        self._lengths = [len(sample) for sample in samples]
+        self._batch, self._seed, self._epoch = batch, seed, epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(self._seed + self._epoch())
+        return iter(get_length_grouped_indices(self._lengths, self._batch, generator=generator))
 
 
 class Collator:
     """Samples to a batch.
 
     Args:
-        model: Whose `forward` the batch is for.
+        model: Whose `forward` the batch is for; of a PEFT model, the one within.
         pad: The id that fills up; what it is does not matter, it is never seen.
     """
 
     def __init__(self, model: Any, pad: int = 0) -> None:
-        self._seq2seq = is_seq2seq(model)
-        self._keeps = "logits_to_keep" in parameters_of(model.forward)
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._seq2seq = is_seq2seq(inner)
+        self._keeps = "logits_to_keep" in parameters_of(inner.forward)
         self._pad = pad
 
     def __call__(self, features: Sequence[dict[str, Any]]) -> dict[str, Any]:

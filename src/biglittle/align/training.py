@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import (
-    EarlyStoppingCallback,
     EvalPrediction,
     PrinterCallback,
     Trainer,
@@ -33,7 +33,8 @@ from transformers import (
 from transformers.trainer_utils import SchedulerType
 
 from ..errors import ParameterError, nearest
-from .data import IGNORED, Collator, Sample, Samples, data_hash
+from .data import IGNORED, Collator, Order, Sample, Samples, data_hash
+from .files import writing, written_whole
 
 __all__ = ["Settings", "TrainingReport", "agreement", "fine_tune"]
 
@@ -57,6 +58,8 @@ class Settings:
     """Steps in which the rate rises."""
     epochs: float = 3.0
     """Times that every sample is seen, unless the agreement stops growing before."""
+    steps: int | None = None
+    """Steps in all, in place of `epochs`."""
     batch: int = 16
     """Samples a step."""
     micro_batch: int | None = None
@@ -86,9 +89,10 @@ class Settings:
         for name in ("soft", "smoothing"):
             if not 0 <= (value := getattr(self, name)) <= 1:
                 raise ParameterError(f"{name}={value!r} must be between 0 and 1")
-        for name, least in (("batch", 1), ("evaluations", 1), ("warmup", 0), ("patience", 0)):
-            if (value := getattr(self, name)) < least:
-                raise ParameterError(f"{name}={value!r} must be at least {least}")
+        least = {"batch": 1, "micro_batch": 1, "evaluations": 1, "steps": 1}
+        for name, low in {**least, "warmup": 0, "patience": 0}.items():
+            if (value := getattr(self, name)) is not None and value < low:
+                raise ParameterError(f"{name}={value!r} must be at least {low}")
         if self.batch % self.forward_batch:
             raise ParameterError(
                 f"micro_batch={self.micro_batch!r} must divide batch={self.batch!r}"
@@ -124,6 +128,7 @@ def fine_tune(
     *,
     teacher: Any = None,
     progress: Progress | None = None,
+    stop: threading.Event | None = None,
 ) -> TrainingReport:
     """Train a model on samples, until the agreement on the held-out ones stops growing.
 
@@ -138,10 +143,12 @@ def fine_tune(
         folder: Where checkpoints are kept; new, or that of the same run.
         teacher: The target, if `settings.soft` asks for its distribution.
         progress: Told what is done.
+        stop: Once it is set, the step that runs is the last, and a checkpoint is left.
 
     Raises:
-        ParameterError: No samples, a folder with another run's checkpoints, or soft labels
-            without a teacher.
+        ParameterError: No samples, a folder with another run's checkpoints or one that cannot be
+            written, or soft labels without a teacher.
+        KeyboardInterrupt: It was stopped.
     """
     if not samples or not held_out:
         raise ParameterError("training needs samples, and others that are held out")
@@ -150,12 +157,12 @@ def fine_tune(
     run = _Run(Path(folder), settings, samples, held_out)
     trainer = _Trainer(
         model=model,
-        args=_arguments(settings, len(samples), run.checkpoints),
+        args=_arguments(settings, len(samples), run.checkpoints, model.device),
         data_collator=Collator(model),
         train_dataset=Samples(samples),
-        eval_dataset=Samples(held_out),
+        eval_dataset=Samples(sorted(held_out, key=len)),
         compute_metrics=_hits,
-        callbacks=_callbacks(settings, progress),
+        callbacks=_callbacks(settings, progress, stop),
     )
     trainer.remove_callback(PrinterCallback)
     trainer.teacher, trainer.soft, trainer.smoothing = teacher, settings.soft, settings.smoothing
@@ -163,7 +170,10 @@ def fine_tune(
     if run.before is None:
         run.begin(trainer.evaluate()[f"eval_{METRIC}"])
     assert run.before is not None
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    with writing(run.checkpoints):
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    if stop is not None and stop.is_set():
+        raise KeyboardInterrupt
     return _report(trainer.state, run.before, len(samples), len(held_out))
 
 
@@ -193,6 +203,31 @@ def _kept(logits: Tensor, labels: Tensor) -> Tensor:
     return logits[:, -labels.shape[1] :]
 
 
+def alignment_loss(
+    logits: Tensor, hard: Tensor, taught: Tensor | None, soft: float = 0.0, smoothing: float = 0.0
+) -> Tensor:
+    """(1 − soft) · cross-entropy with the target's tokens + soft · KL(target ‖ draft), summed over
+    tokens.
+
+    Args:
+        logits: The draft's, [tokens, vocab].
+        hard: The target's tokens, [tokens].
+        taught: The target's logits, [tokens, its vocab]: heads may be padded differently, and what
+            only one has is left out. Needed where `soft` is not 0.
+        soft: Weight of the target's distribution.
+        smoothing: Label smoothing of the target's tokens.
+    """
+    logits = logits.float()
+    loss = (1 - soft) * functional.cross_entropy(
+        logits, hard, reduction="sum", label_smoothing=smoothing
+    )
+    if taught is None:
+        return loss
+    shared = min(logits.shape[-1], taught.shape[-1])
+    own, wanted = (part[:, :shared].float().log_softmax(-1) for part in (logits, taught))
+    return loss + soft * functional.kl_div(own, wanted, reduction="sum", log_target=True)
+
+
 class _Trainer(Trainer):
     """transformers' trainer with our loss, and predictions instead of logits to be judged by."""
 
@@ -204,6 +239,13 @@ class _Trainer(Trainer):
         super().__init__(**options)
         self.model_accepts_loss_kwargs = True  # our loss is a mean over all tokens of a step
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> Order:
+        data: Any = self.train_dataset
+        samples = data.samples
+        batch = self._train_batch_size * self.args.gradient_accumulation_steps
+        epoch = math.ceil(len(samples) / (batch * self.args.world_size))  # steps
+        return Order(samples, batch, self.args.seed, lambda: self.state.global_step // epoch)
+
     def compute_loss(
         self,
         model: Any,
@@ -211,27 +253,24 @@ class _Trainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Mean over predicted tokens of the cross-entropy with hard and soft labels."""
+        """Mean over predicted tokens of the cross-entropy with hard and soft labels; where the
+        model has exits (see `exit.train_joint`), of theirs, too, of which the first is judged."""
         labels = inputs.pop("labels")
-        logits = _kept(model(**inputs).logits, labels)
+        output = model(**inputs)
+        ends = [_kept(logits, labels) for logits in (*output.get("exits", ()), output.logits)]
         seen = labels != IGNORED
         count = seen.sum() if num_items_in_batch is None else num_items_in_batch
-        rows, hard = logits[seen].float(), labels[seen]
-        loss = (1 - self.soft) * functional.cross_entropy(
-            rows, hard, reduction="sum", label_smoothing=self.smoothing if model.training else 0.0
-        )
+        taught = None
         if self.soft:
             with torch.no_grad():
-                taught = _kept(self.teacher(**inputs).logits, labels)[seen].float()
-            shared = min(rows.shape[-1], taught.shape[-1])
-            loss = loss + self.soft * functional.kl_div(
-                rows[:, :shared].log_softmax(-1),
-                taught[:, :shared].log_softmax(-1),
-                reduction="sum",
-                log_target=True,
-            )
-        loss = loss / count
-        return (loss, {"predictions": logits.argmax(-1)}) if return_outputs else loss
+                taught = _kept(self.teacher(**inputs).logits, labels)[seen]
+        smoothing = self.smoothing if model.training else 0.0
+        losses = [
+            alignment_loss(logits[seen], labels[seen], taught, self.soft, smoothing)
+            for logits in ends
+        ]
+        loss = torch.stack(losses).mean() / count
+        return (loss, {"predictions": ends[0].argmax(-1)}) if return_outputs else loss
 
 
 def _hits(found: EvalPrediction) -> dict[str, float]:
@@ -266,17 +305,60 @@ class _Watch(TrainerCallback):
         self._progress(state.global_step, state.max_steps, self._agreement)
 
 
-def _callbacks(settings: Settings, progress: Progress | None) -> list[TrainerCallback]:
+class _Patience(TrainerCallback):
+    """Ends a training whose agreement has stopped growing.
+
+    What it knows is in the trainer's state, which a checkpoint holds: a training that goes on from
+    there ends where it would have ended.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """After an evaluation."""
+        rates = [rate for _, rate in _history(state)]
+        if rates and len(rates) - 1 - rates.index(max(rates)) >= self._patience:
+            control.should_training_stop = True
+
+    on_step_begin = on_evaluate  # where a checkpoint is of a training that had ended
+
+
+class _Stop(TrainerCallback):
+    """Ends a training that its user ends, with a checkpoint."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """After a step."""
+        if self._stop.is_set():
+            control.should_save = control.should_training_stop = True
+
+
+def _callbacks(
+    settings: Settings, progress: Progress | None, stop: threading.Event | None
+) -> list[TrainerCallback]:
     found: list[TrainerCallback] = []
     if settings.patience:
-        found.append(EarlyStoppingCallback(settings.patience))
+        found.append(_Patience(settings.patience))
     if progress is not None:
         found.append(_Watch(progress))
+    if stop is not None:
+        found.append(_Stop(stop))
     return found
 
 
-def _arguments(settings: Settings, samples: int, folder: Path) -> TrainingArguments:
+def _arguments(
+    settings: Settings, samples: int, folder: Path, device: torch.device
+) -> TrainingArguments:
     steps = math.ceil(samples / settings.batch)  # an epoch
+    if settings.steps is not None:
+        steps = min(steps, settings.steps)
     every = max(1, steps // settings.evaluations)
     return TrainingArguments(
         output_dir=str(folder),
@@ -286,10 +368,10 @@ def _arguments(settings: Settings, samples: int, folder: Path) -> TrainingArgume
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         num_train_epochs=settings.epochs,
+        max_steps=settings.steps or -1,
         per_device_train_batch_size=settings.forward_batch,
         per_device_eval_batch_size=settings.forward_batch,
         gradient_accumulation_steps=settings.batch // settings.forward_batch,
-        train_sampling_strategy="group_by_length",
         eval_strategy="steps",
         eval_steps=every,
         save_strategy="steps",
@@ -299,12 +381,12 @@ def _arguments(settings: Settings, samples: int, folder: Path) -> TrainingArgume
         metric_for_best_model=METRIC,
         bf16=settings.bf16,
         seed=settings.seed,
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=device.type == "cpu",
         remove_unused_columns=False,
         label_names=["labels"],
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
+        dataloader_pin_memory=device.type == "cuda",
         logging_strategy="no",
     )
 
@@ -341,28 +423,36 @@ class _Run:
     def begin(self, before: float) -> None:
         """Note what the folder holds, before the first step."""
         self.before = before
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        fresh = self._file.with_suffix(".new")
-        fresh.write_text(json.dumps({**self._key, "before": before}, indent=1), encoding="utf8")
-        fresh.replace(self._file)
+        written_whole(self._file, json.dumps({**self._key, "before": before}, indent=1))
 
     def last_checkpoint(self) -> Path | None:
         """The last one that is whole; one that a kill left unfinished is removed."""
         found = sorted(self.checkpoints.glob("checkpoint-*"), key=lambda path: _steps(path.name))
-        while found and not (found[-1] / "trainer_state.json").is_file():  # written last
+        while found and not _is_whole(found[-1]):
             shutil.rmtree(found.pop())
         return found[-1] if found else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Whether its last file was written to the end."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _steps(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
+def _history(state: TrainerState) -> list[tuple[int, float]]:
+    """Steps and agreement of every evaluation."""
+    name = f"eval_{METRIC}"
+    return [(int(entry["step"]), entry[name]) for entry in state.log_history if name in entry]
+
+
 def _report(state: TrainerState, before: float, samples: int, held_out: int) -> TrainingReport:
-    history = tuple(
-        (int(entry["step"]), float(entry[f"eval_{METRIC}"]))
-        for entry in state.log_history
-        if f"eval_{METRIC}" in entry
-    )
+    history = tuple(_history(state))
     after = max((rate for _, rate in history), default=before)
     return TrainingReport(state.global_step, before, after, history, samples, held_out)

@@ -64,6 +64,7 @@ def flat_row(summary: Summary, row: Row) -> dict[str, Any]:
         "rounds": stats.rounds,
         "target_passes": stats.target_passes,
         "draft_passes": stats.draft_passes,
+        "layers": row.layers,
         "fallback": stats.fallback_rate if stats.predicted else None,
         "rollback": stats.rollback_rate if stats.predicted else None,
         "draft_share": draft,

@@ -182,7 +182,12 @@ def shapes_of(pair: Pair, layers: int | None = None) -> Shapes | None:
     draft = _shape(pair.draft) if pair.draft is not None else None
     if target is None or (pair.draft is not None and draft is None):
         return None
-    return Shapes(target, target.first(layers), True) if layers else Shapes(target, draft)
+    if not layers:
+        return Shapes(target, draft)
+    little = target.first(layers)
+    if pair.exit is not None:
+        little = replace(little, layers=little.layers + _weights(pair.exit.modules()))
+    return Shapes(target, little, early_exit=True)
 
 
 def _shape(model: Any) -> Shape | None:

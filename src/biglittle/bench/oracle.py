@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..traces import Replay, oracle, record, replay
 from .report import Lookaheads
-from .runner import Bench
+from .runner import Bench, next_prompt
 from .systems import PLAIN
 
 __all__ = ["with_oracle"]
@@ -32,7 +32,7 @@ def with_oracle(run: Bench, measured: Lookaheads, path: Path) -> Lookaheads:
     example = next(example for example in task.examples if example.id == measured.example)
     limit = run.params.max_new_tokens
     path.unlink(missing_ok=True)  # of a run with other settings, perhaps; it is quickly made
-    traces = record(run.pair, [run.prompt(example)], path, max_new_tokens=limit)
+    traces = record(run.pair, [next_prompt(run.pair, example)], path, max_new_tokens=limit)
     # The trace knows no stop strings; rounds after the one that ended the answer do not count.
     length = len(run.log.records[measured.task, measured.example, PLAIN].tokens[0])
 

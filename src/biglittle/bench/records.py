@@ -237,6 +237,7 @@ def _record(item: dict[str, Any]) -> Record:
             seconds=answer["seconds"],
             stats=Stats(**answer["stats"]),
             rounds=tuple((drafted, accepted) for drafted, accepted in answer["rounds"]),
+            exits=tuple(answer.get("exits", ())),  # later than version 1 of the format
         )
         for answer in item["answers"]
     )

@@ -24,7 +24,7 @@ from .records import Difference, Log, Record
 from .systems import PLAIN, Answer, System
 from .tasks import Example, Task
 
-__all__ = ["Bench", "Step", "data_hash"]
+__all__ = ["Bench", "Step", "data_hash", "next_prompt"]
 
 WARM_UP = "Name three rivers, and say of each in which sea it ends."
 WARM_UP_TOKENS = 24
@@ -33,6 +33,26 @@ WARM_UP_TOKENS = 24
 def data_hash(task: Task) -> str:
     """A hash of a task's examples and of what ends its answers."""
     return _digest(dataclasses.asdict(task))
+
+
+def next_prompt(pair: Pair, example: Example, answers: Sequence[str] = ()) -> Any:
+    """What `Pair.generate` takes for the turn of an example after those that have answers.
+
+    Raises:
+        ParameterError: An example of several turns, and a pair without a chat template.
+    """
+    if example.chat and getattr(pair.tokenizer, "chat_template", None):
+        turns = example.turns[: len(answers) + 1]
+        asked = [{"role": "user", "content": turn} for turn in turns]
+        said = [{"role": "assistant", "content": answer} for answer in answers]
+        messages = [message for both in zip(asked, said, strict=False) for message in both]
+        return [*messages, asked[-1]]
+    if len(example.turns) > 1:
+        raise ParameterError(
+            f"it has {len(example.turns)} turns, and {pair.name} has no chat template; "
+            "use a chat model, or examples of one turn"
+        )
+    return example.turns[0]
 
 
 def _digest(data: Any) -> str:
@@ -80,7 +100,6 @@ class Bench:
         self.repeated = 0
         """Examples left out because an earlier one asks the same."""
         self.steps = list(self._plan())
-        self._chat = bool(getattr(pair.tokenizer, "chat_template", None))
         for task in tasks:
             for example in task.examples:
                 self._check(task, example)
@@ -153,25 +172,10 @@ class Bench:
         """The next turn's request, after the turns that have answers."""
         params = dataclasses.replace(self.params, stop=task.stop, seed=self._seed(task, example))
         try:
-            prompt = self.prompt(example, answers)
+            prompt = next_prompt(self.pair, example, answers)
             return self.pair.requests(prompt, policy=PLAIN, params=params)[0], params
         except BiglittleError as error:
             raise type(error)(f"{task.name}, example {example.id}: {error}") from error
-
-    def prompt(self, example: Example, answers: Sequence[str] = ()) -> Any:
-        """What `Pair.generate` takes for the turn after those that have answers."""
-        if example.chat and self._chat:
-            turns = example.turns[: len(answers) + 1]
-            asked = [{"role": "user", "content": turn} for turn in turns]
-            said = [{"role": "assistant", "content": answer} for answer in answers]
-            messages = [message for both in zip(asked, said, strict=False) for message in both]
-            return [*messages, asked[-1]]
-        if len(example.turns) > 1:
-            raise ParameterError(
-                f"it has {len(example.turns)} turns, and {self.pair.name} has no chat template; "
-                "use a chat model, or examples of one turn"
-            )
-        return example.turns[0]
 
     def _seed(self, task: Task, example: Example) -> int | None:
         """Another seed for every example, the same for all systems."""

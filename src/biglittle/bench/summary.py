@@ -88,10 +88,13 @@ class Row:
     speedup: Interval
     """Over plain decoding."""
     operations: Operations | None
-    """A generated token's; None where the models' shapes are not known."""
+    """A generated token's; None where the models' shapes are not known, and where tokens leave
+    early: what their layers' keys and values cost is not counted."""
     exactness: Exactness | None
     """None for lossy systems, and when sampling."""
     quality: tuple[Quality, ...]
+    layers: float | None = None
+    """Layers that a token took, in the mean; None where all tokens take all."""
 
     @property
     def ms_per_token(self) -> float:
@@ -240,6 +243,7 @@ def _rows(
     rows = []
     for system, found in systems.items():
         answers = [answer for record in found.values() for answer in record.answers]
+        exits = [layers for answer in answers for layers in answer.exits]
         lossless = promises[system]
         row = Row(
             task=task,
@@ -250,9 +254,10 @@ def _rows(
             stats=Stats.total(answer.stats for answer in answers),
             seconds=sum(answer.seconds for answer in answers),
             speedup=bootstrap(speedup, *_times(systems[PLAIN]), *_times(found)),
-            operations=None if shapes is None else _operations(found.values(), shapes),
+            operations=None if shapes is None or exits else _operations(found.values(), shapes),
             exactness=None,
             quality=quality(found),
+            layers=sum(exits) / len(exits) if exits else None,
         )
         if greedy and lossless:
             exact = _exactness(found, systems[PLAIN], recorded.differences)

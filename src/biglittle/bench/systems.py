@@ -45,13 +45,15 @@ class Answer:
     """What it cost. Of a peer, as its forwards tell: each draft pass is a predicted token."""
     rounds: tuple[tuple[int, int], ...]
     """Drafted and accepted tokens of every target pass after the prompt's."""
+    exits: tuple[int, ...] = ()
+    """Layers that every token took, of a system whose tokens leave early."""
 
 
 class System(Protocol):
     """Something that answers prompts.
 
     Attributes:
-        name: A policy string, or "transformers …".
+        name: A policy string, "transformers …" or "calm:…".
         lossless: Whether it promises the target's own output.
     """
 

@@ -29,6 +29,7 @@ from .options import ModelOptions
 from .screen import Screen, first_interrupt, plural
 
 if TYPE_CHECKING:
+    from ..bench.calm import CalmRule
     from ..bench.compare import SideBySide
     from ..bench.records import Header
     from ..bench.report import Lookaheads
@@ -94,6 +95,17 @@ def bench(
             **_RUN,
         ),
     ] = False,
+    calm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="THRESHOLD",
+            help="Run CALM beside it: every token of a T5-like target leaves at the first layer "
+            "whose confidence is above this (0 … 1). Options follow: "
+            "0.9,decay=4,measure=similarity,exits=1/2. Repeatable; lossy.",
+            show_default=False,
+            **_RUN,
+        ),
+    ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-m", min=1, help="Of every answer.", **_RUN)
     ] = 128,
@@ -218,6 +230,7 @@ def bench(
         quiet_libraries()
         make_params(None, sampling)
         policies = chosen_policies(policy, models)
+        rules = chosen_rules(calm or (), temperature)
         options: dict[str, Any] = {"template": template, "chat": chat, "metrics": metric}
         asked = read(task or [], format, limit, **options)
         if source is not None:
@@ -225,9 +238,9 @@ def bench(
         asked = asked or built_in(limit)
         check_names(asked)
     pair = load_pair(models, None, screen)
-    systems = make_systems(pair, policies, models, screen, peers=peers)
+    systems = make_systems(pair, policies, rules, models, screen, peers=peers)
     run = make_run(pair, systems, asked, models, out, **sampling)
-    note_beforehand(run, policies, run_code, screen)
+    note_beforehand(run, run_code, screen)
     measure(run, screen)
     summary = conclude(run, models, run_code, screen)
     show(summary, screen)
@@ -265,6 +278,15 @@ def chosen_policies(given: Sequence[str] | None, models: ModelOptions) -> list[P
     return list({str(policy): policy for policy in policies}.values())
 
 
+def chosen_rules(given: Sequence[str], temperature: float) -> list[CalmRule]:
+    """CALM's, each once."""
+    from ..bench.calm import parse_calm
+
+    if given and temperature:
+        raise ParameterError("--calm is for greedy decoding; leave --temperature out")
+    return list({str(rule): rule for rule in map(parse_calm, given)}.values())
+
+
 def read(specs: Iterable[str], format: str, limit: int | None, **options: Any) -> list[Task]:
     """The tasks of files and data sets."""
     from ..bench.readers import read_tasks
@@ -292,12 +314,20 @@ def check_names(tasks: Sequence[Task]) -> None:
 
 
 def make_systems(
-    pair: Pair, policies: Sequence[Policy], models: ModelOptions, screen: Screen, *, peers: bool
+    pair: Pair,
+    policies: Sequence[Policy],
+    rules: Sequence[CalmRule],
+    models: ModelOptions,
+    screen: Screen,
+    *,
+    peers: bool,
 ) -> list[System]:
     """Everything that runs, plain decoding first."""
+    from ..bench.calm import Calm
     from ..bench.systems import Ours, Peer, as_loaded, peer_names, why_no_peers
 
     systems: list[System] = [Ours(pair, policy) for policy in policies]
+    systems += [Calm(pair, rule) for rule in rules]
     if not peers:
         return systems
     if (reason := why_no_peers(pair)) is not None:
@@ -368,19 +398,23 @@ def make_header(
 def _hashes(systems: Sequence[System], models: ModelOptions) -> dict[str, str]:
     """Of files that a setting names and that may change under the same name."""
     from ..bench.systems import Ours
+    from ..engines.transformers.exit_adapter import WEIGHTS
     from ..lookahead import Disco
+    from ..matching import parse_draft
 
     rules = [system.policy.lookahead for system in systems if isinstance(system, Ours)]
     named = [rule.path for rule in rules if isinstance(rule, Disco)]
     if isinstance(models.vocab, str):
         named.append(models.vocab)
+    if (adapter := parse_draft(models.drafter).adapter) is not None:
+        named.append(str(Path(adapter).expanduser() / WEIGHTS))
     return {name: hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16] for name in named}
 
 
-def note_beforehand(run: Bench, policies: Sequence[Policy], run_code: bool, screen: Screen) -> None:
+def note_beforehand(run: Bench, run_code: bool, screen: Screen) -> None:
     """What a user should know before waiting."""
-    for policy in policies:
-        screen.warn_if_lossy(policy)
+    for name in (system.name for system in run.systems if not system.lossless):
+        screen.note(f"{name} is lossy: the text may differ from the target's own", "yellow")
     if run.repeated:
         screen.note(f"{plural(run.repeated, 'example')} left out: asked before", "yellow")
     if not run_code and any("pass@1" in task.metrics for task in run.tasks):
@@ -497,7 +531,8 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
     from ..bench.systems import PLAIN
 
     metrics = dict.fromkeys(quality.metric for row in rows for quality in row.quality)
-    columns = ("speed-up", "95 %", "ms/token", "accepted", "passes", *metrics, "output")
+    layers = ["layers"] * any(row.layers for row in rows)
+    columns = ("speed-up", "95 %", "ms/token", "accepted", "passes", *layers, *metrics, "output")
     table = _empty_table(title, columns)
     for row in rows:
         values = {quality.metric: quality.value for quality in row.quality}
@@ -508,6 +543,7 @@ def _table(title: str, rows: Sequence[Row]) -> Table:
             f"{row.ms_per_token:.1f}",
             words.share(row.stats.acceptance_rate) if row.stats.drafted else "",
             f"{row.stats.target_passes}/{row.stats.draft_passes}",
+            *(["" if row.layers is None else f"{row.layers:.2f}"] * len(layers)),
             *(f"{values[metric]:.2f}" for metric in metrics),
             words.exactness(row.exactness) if row.lossless else "lossy",
         )

@@ -14,7 +14,7 @@ from .screen import Screen
 if TYPE_CHECKING:
     from ..pair import Pair
 
-__all__ = ["load_pair", "notes", "quiet_libraries"]
+__all__ = ["fetch", "load_options", "load_pair", "notes", "quiet_libraries"]
 
 
 def quiet_libraries() -> None:
@@ -27,10 +27,9 @@ def quiet_libraries() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
-def load_pair(models: ModelOptions, policy: str | None, screen: Screen, **more: Any) -> Pair:
-    """Load what the options say, telling the user what takes so long; `more` are further options
-    of `load`."""
-    options: dict[str, Any] = {
+def load_options(models: ModelOptions) -> dict[str, Any]:
+    """What `load` takes beside the models."""
+    return {
         "dtype": models.dtype,
         "device": models.device,
         "draft_dtype": models.draft_dtype,
@@ -42,18 +41,29 @@ def load_pair(models: ModelOptions, policy: str | None, screen: Screen, **more: 
         "engine": models.engine,
         "draft_engine": models.draft_engine,
         "llama": models.llama,
-        **more,
     }
+
+
+def fetch(target: str, draft: str | None, options: dict[str, Any], screen: Screen) -> None:
+    """Check the options, and bring models of the catalogue into the cache."""
     with screen.status("starting"):
         from ..engines.loading import recipes
         from ..matching import parse_draft
-        from ..pair import load
 
-        found = recipes(models.target, parse_draft(models.drafter).model, **options)
+        found = recipes(target, parse_draft(draft).model, **options)
     for recipe in found:
         recipe.fetch(progress=not screen.err.quiet)  # shows its own progress
+
+
+def load_pair(models: ModelOptions, policy: str | None, screen: Screen, **more: Any) -> Pair:
+    """Load what the options say, telling the user what takes so long; `more` are further options
+    of `load`."""
+    options = {**load_options(models), **more}
+    fetch(models.target, models.drafter, options, screen)
     names = [models.target] if models.drafter is None else [models.target, models.drafter]
     with screen.status(f"loading {' and '.join(names)}"), notes(screen):
+        from ..pair import load
+
         return load(models.target, models.drafter, policy=policy, **options)
 
 

@@ -68,7 +68,7 @@ class ModelOptions:
             "-d",
             metavar="MODEL",
             help="The little model, given the same way; or `prompt-lookup`, "
-            "`early-exit:layers=4`, or `none`. Default: "
+            "`early-exit:layers=4` (or `early-exit:adapter=FOLDER`), or `none`. Default: "
             f"{DEFAULT_DRAFT} for the default target, none for another.",
             show_default=False,
             **_MODELS,
@@ -319,7 +319,9 @@ def _flags() -> dict[str, str]:
     fields = [*dataclasses.fields(ModelOptions), *dataclasses.fields(SamplingOptions)]
     flags = {field.name: "--" + field.name.replace("_", "-") for field in fields}
     others = {"bad_words": "--bad-word", "eos_token_ids": "--eos-token-id", "policy": "--policy"}
-    others |= {"use_mmap": "--mmap", "force": "--force"}
+    others |= {"use_mmap": "--mmap", "force": "--force", "learning_rate": "--lr"}
+    training = ("early_exit", "held_out", "init", "lora", "soft", "epochs", "steps", "batch")
+    others |= {name: "--" + name.replace("_", "-") for name in (*training, "optimizer", "prompts")}
     return {**flags, **others, "n": "-n", "logprobs": "--logprobs", "stop_strings": "--stop"}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..engines.base import Saved
+from ..engines.transformers.exit_adapter import ExitAdapter
 from ..engines.transformers.runner import TransformersRunner
 from .base import Decide, Draft
 from .model import ModelDrafter
@@ -26,10 +27,17 @@ class EarlyExitDrafter(ModelDrafter):
         target: The target's runner.
         layers: Layers to run, fewer than the target has.
         vocab: Ids that may be drafted.
+        adapter: A trained exit of that layer, on the target's device and in its dtype.
     """
 
-    def __init__(self, target: TransformersRunner, layers: int, vocab: int) -> None:
-        super().__init__(target.early_exit(layers), vocab)
+    def __init__(
+        self,
+        target: TransformersRunner,
+        layers: int,
+        vocab: int,
+        adapter: ExitAdapter | None = None,
+    ) -> None:
+        super().__init__(target.early_exit(layers, adapter), vocab)
         self._target = target
 
     def admit(self, row: Row, saved: Saved | None = None) -> None:

@@ -163,6 +163,7 @@ class Recipe:
                 vocab=self.vocab,
                 pack=self.pack,
                 trust_remote_code=self.trust_remote_code,
+                draft=self.draft,
             )
             if self._entry is not None:
                 catalogue.warn_of_substitute(str(self.source))

@@ -43,6 +43,7 @@ def record(
     *,
     cap: int = CAP,
     top: int = TOP,
+    outputs: Sequence[Sequence[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **changes: Any,
 ) -> Traces:
@@ -56,6 +57,8 @@ def record(
         path: The trace file, new or to be gone on with.
         cap: The most tokens of a window.
         top: How many of the draft's largest probabilities are kept.
+        outputs: What the target writes greedily, a list of tokens a prompt, where that is known
+            already; it is not run then.
         progress: Called with prompts done and prompts in all.
         **changes: Generation parameters; decoding is greedy.
 
@@ -74,7 +77,8 @@ def record(
             progress(number, len(requests))
         key = _key(request)
         if key not in writer.done:
-            writer.add(_Recorder(pair, request, header).trace(key))
+            known = None if outputs is None else outputs[number]
+            writer.add(_Recorder(pair, request, header).trace(key, known))
         traces.append(writer.done[key])
     if progress is not None:
         progress(len(requests), len(requests))
@@ -127,9 +131,10 @@ class _Recorder:
         self.target, self.drafter = engine.target, engine.drafter
         self.tokens: tuple[int, ...] = ()
 
-    def trace(self, key: str) -> Trace:
-        """Run the models."""
-        self.tokens = self.pair.run([self.request])[0].token_ids
+    def trace(self, key: str, output: Sequence[int] | None) -> Trace:
+        """Run the models; the target only if its output is not known."""
+        known = self.pair.run([self.request])[0].token_ids if output is None else output
+        self.tokens = tuple(known)
         readable = self._readable()
         with torch.inference_mode():
             if isinstance(self.drafter, ModelDrafter):

@@ -9,7 +9,7 @@ from ..tasks import Example, Task
 from .files import read_lines, stem
 from .options import ReadOptions, fill
 
-__all__ = ["METRICS", "instruction", "language", "read_parallel"]
+__all__ = ["METRICS", "instruction", "language", "read_parallel", "read_source"]
 
 METRICS = ("bleu", "chrf")
 LANGUAGES = {
@@ -71,6 +71,29 @@ def read_parallel(path: Path, options: ReadOptions) -> tuple[Task, ...]:
         for number, (source, target) in enumerate(zip(sources, references, strict=True), start=1)
     ]
     return (Task(stem(path), tuple(examples), METRICS),)
+
+
+def read_source(path: Path, options: ReadOptions) -> tuple[Task, ...]:
+    """The source side alone, where no translations are needed.
+
+    A chat model is asked by the template, which must be given; without a chat template the line is
+    sent as it is, or through the template.
+    """
+    if options.template is None and options.chat is not False:
+        raise ParameterError(
+            f"what a chat model should do with the lines of {path} is not said; give a template, "
+            "e.g. 'Translate German to English: {source}', or --raw for a model without a chat "
+            "template"
+        )
+    sources = read_lines(path)[: options.limit]
+    _check_lines(path, sources)
+    template = options.template or "{source}"
+    chat = options.chat is not False
+    examples = [
+        Example(str(number), (fill(template, source),), chat, source=source)
+        for number, source in enumerate(sources, start=1)
+    ]
+    return (Task(stem(path), tuple(examples)),)
 
 
 def instruction(source: str, target: str) -> str:

@@ -109,6 +109,7 @@ def _table(summary: Summary, task: str) -> dict[str, Any]:
         "metrics": list(metrics),
         "signatures": signatures,
         "fallback": any(row.stats.fallbacks for row in rows),
+        "layers": any(row.layers for row in rows),
     }
 
 

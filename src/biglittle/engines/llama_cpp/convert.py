@@ -135,8 +135,8 @@ def convert(
     conversion itself holds a tensor at a time.
 
     Args:
-        source: A hub id, a folder, or a name from the catalogue. Text models of the families
-            Llama, Mistral, Qwen 2 and 2.5, Qwen 3 and Gemma 3.
+        source: A hub id, a folder, or a name from the catalogue; an adapter is merged into its
+            model. Text models of the families Llama, Mistral, Qwen 2 and 2.5, Qwen 3 and Gemma 3.
         out: The file, `*.gguf`.
         quantize: One of `QUANTIZATIONS`.
         force: Whether to replace `out` if it exists.
@@ -154,12 +154,15 @@ def convert(
     _check_request(kind, target, force)
     library()
     folder = _folder(source)
-    say("reading", 0, 0)
-    original = _Original(str(source), folder)
-    planned = original.plan(kind)
-    base = kind if kind in FLOATS else original.dtype
-    _check_space(target, planned, base, kind)
     with _scratch(target) as work:
+        if loading.is_adapter(folder):
+            say("merging the adapter into its model", 0, 0)
+            folder = _merge(folder, work / "merged")
+        say("reading", 0, 0)
+        original = _Original(str(source), folder)
+        planned = original.plan(kind)
+        base = kind if kind in FLOATS else original.dtype
+        _check_space(target, planned, base, kind)
         say("fitting the tokenizer", 0, 0)
         vocabulary, difference = original.vocabulary(work / "vocabulary.gguf")
         floats = made = work / "floats.gguf"
@@ -351,9 +354,15 @@ def _folder(source: str | Path) -> Path:
     if not Path(found).is_dir():
         patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
         found = loading.guarded(source, lambda: snapshot_download(found, allow_patterns=patterns))
-    if not (Path(found) / "config.json").is_file():
-        raise LoadError(f"{source}: an adapter; merge it into its model first, and convert that")
     return Path(found)
+
+
+def _merge(adapter: Path, folder: Path) -> Path:
+    """The model that an adapter makes of its base, as a folder."""
+    loading.load_model(adapter, device="cpu", pack=False).merge_and_unload().save_pretrained(folder)
+    if (tokenizer := loading.load_tokenizer(adapter)) is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
 
 
 def _array(tensor: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from ..base import EncoderInput
 
 __all__ = [
     "base_model",
+    "check_layers",
     "check_supported",
     "context_limit",
     "decoder_config",
+    "decoder_layers",
     "embedding_weight",
     "encoder_input",
     "is_seq2seq",
@@ -194,28 +197,71 @@ def _rolls_back(model: PreTrainedModel) -> bool:
     return bool(layers) and all(type(layer) in known for layer in layers)
 
 
-def shallow_model(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """The model with its first `layers` decoder layers only, sharing every weight.
-
-    Raises:
-        UnsupportedModelError: A model without a list of layers.
-        ParameterError: A number of layers that is not below the model's own.
-    """
+def check_layers(model: PreTrainedModel, layers: int) -> None:
+    """Raise `ParameterError` for an exit that is not before the model's last layer."""
     total = len(layer_kinds(model))
     if not 1 <= layers < total:
         raise ParameterError(
             f"early exit after {layers} layers: {model_name(model)} has {total}, so give a "
             f"number from 1 to {total - 1}"
         )
-    path, name = _layer_list(model, total)
+
+
+def shallow_model(
+    model: PreTrainedModel, layers: int, adapter: nn.Module | None = None
+) -> PreTrainedModel:
+    """The model with its first `layers` decoder layers only, sharing every weight.
+
+    Args:
+        model: The whole one, which does not change.
+        layers: Layers to keep.
+        adapter: What the last one's output goes through, [..., size] → [..., size].
+
+    Raises:
+        UnsupportedModelError: A model without a list of layers.
+        ParameterError: A number of layers that is not below the model's own.
+    """
+    check_layers(model, layers)
+    path, name = _layer_list(model, len(layer_kinds(model)))
     root: PreTrainedModel = _shallow_copy(model)
     clone: Any = root
     for part in filter(None, path.split(".")):
         child = _shallow_copy(getattr(clone, part))
         clone._modules[part] = child
         clone = child
-    clone._modules[name] = nn.ModuleList(list(getattr(clone, name))[:layers])
+    kept = list(getattr(clone, name))[:layers]
+    if adapter is not None:
+        kept[-1] = _adapted(kept[-1], adapter)
+    clone._modules[name] = nn.ModuleList(kept)
     return root
+
+
+def _adapted(layer: Any, adapter: nn.Module) -> Any:
+    """A copy of a layer, with the same parameters, whose output goes through the adapter."""
+    clone = _shallow_copy(layer)
+    clone._modules["exit"] = adapter
+    clone._forward_hooks = OrderedDict(layer._forward_hooks)
+    clone.register_forward_hook(_adapt)
+    return clone
+
+
+def _adapt(layer: Any, args: Any, output: Any) -> Any:
+    """Layers return hidden states, or a tuple that begins with them."""
+    if isinstance(output, tuple):
+        return layer.exit(output[0]), *output[1:]
+    return layer.exit(output)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The decoder's layers.
+
+    Raises:
+        UnsupportedModelError: A model without a list of them.
+    """
+    path, name = _layer_list(model, len(layer_kinds(model)))
+    found = getattr(model.get_submodule(path), name)
+    assert isinstance(found, nn.ModuleList)
+    return found
 
 
 def _layer_list(model: PreTrainedModel, layers: int) -> tuple[str, str]:

@@ -7,6 +7,7 @@ model's. Most of it is never needed: a draft that proposes only some tokens is a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 from ...errors import LoadError, ParameterError
 from .capability import vocab_size
 
-__all__ = ["CutHead", "DraftVocab", "check_vocab", "cut_head", "vocabulary"]
+__all__ = ["SAVED", "CutHead", "DraftVocab", "check_vocab", "cut_head", "saved_vocab", "vocabulary"]
 
 DraftVocab = int | str | Path | Sequence[int]
 """How many tokens from the first one; a text file, for the tokens that occur in it; or ids."""
+
+SAVED = "draft_vocab.json"
+"""A file beside a model: ids that its head is cut to when it drafts."""
 
 
 class CutHead(nn.Module):
@@ -72,6 +76,24 @@ def check_vocab(wanted: DraftVocab | None, source: Any) -> None:
             "draft_vocab is for a draft that is loaded here, by a name or a path; a model in "
             "memory is used as it is"
         )
+
+
+def saved_vocab(folder: str | Path) -> list[int] | None:
+    """The ids that a file beside a model names; None without one.
+
+    Raises:
+        LoadError: Something else in the file.
+    """
+    path = Path(folder) / SAVED
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(type(token) is int for token in found):
+        raise LoadError(f"{path} is no list of token ids; mend it, or remove it")
+    return found
 
 
 def vocabulary(wanted: DraftVocab, tokenizer: Any, model: Any) -> list[int]:

@@ -14,12 +14,13 @@ from safetensors import SafetensorError
 
 from ... import catalogue
 from ...errors import LoadError, ParameterError, nearest
-from .cut_head import DraftVocab, cut_head, vocabulary
+from .cut_head import DraftVocab, cut_head, saved_vocab, vocabulary
 from .gguf import converted
 from .packing import can_pack, pack_linears
 from .quantizing import GROUP, QUANTIZATIONS, can_quantize, quantize_linears
 
-__all__ = ["check_quantize", "guarded", "load_model", "load_tokenizer", "pick_device", "pick_dtype"]
+__all__ = ["check_quantize", "guarded", "is_adapter", "load_model", "load_tokenizer"]
+__all__ += ["locate", "pick_device", "pick_dtype"]
 
 DTYPES = {
     "float32": torch.float32,
@@ -98,6 +99,7 @@ def load_model(
     vocab: DraftVocab | None = None,
     pack: bool = True,
     trust_remote_code: bool = False,
+    draft: bool = False,
 ) -> Any:
     """Load a model, or take the one that is given.
 
@@ -111,6 +113,9 @@ def load_model(
         vocab: Tokens that the head is cut to; see `cut_head`.
         pack: Whether bfloat16 weights on a CPU are laid out for it; see `packing`.
         trust_remote_code: As in transformers.
+        draft: Whether the model will draft. Then an adapter's folder is merged into its base, for
+            one product a layer rather than three, which rounds otherwise; and its head is cut to
+            the tokens that lie beside it, see `saved_vocab`.
 
     Raises:
         LoadError: A model that cannot be found or read, with the reason in a line.
@@ -138,6 +143,9 @@ def load_model(
     model = model.to(where)
     if adapter is not None:
         model = _with_adapter(model, adapter)
+    if draft:
+        model = _merged(model, source)
+        vocab = saved_vocab(locate(source)) if vocab is None else vocab
     if vocab is not None:
         tokenizer = load_tokenizer(source, dtype=dtype, trust_remote_code=trust_remote_code)
         cut_head(model, vocabulary(vocab, tokenizer, model))
@@ -266,6 +274,20 @@ def _adapter_base(folder: str) -> str | None:
         return str(json.loads(file.read_text(encoding="utf8"))["base_model_name_or_path"])
     except (ValueError, KeyError) as cause:
         raise LoadError(f"{folder}: adapter_config.json names no base model") from cause
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder holds an adapter rather than a model."""
+    return (Path(folder) / "adapter_config.json").is_file()
+
+
+def _merged(model: Any, source: Source) -> Any:
+    """A model with its adapter in its weights, named after the adapter; or itself without one."""
+    if not hasattr(model, "merge_and_unload"):
+        return model
+    model = model.merge_and_unload()
+    model.config._name_or_path = str(source)  # the base goes by another
+    return model
 
 
 def _with_adapter(model: Any, adapter: str | Path) -> Any:

@@ -26,6 +26,7 @@ from .capability import (
     shallow_model,
     vocab_size,
 )
+from .exit_adapter import ExitAdapter
 from .slot_cache import SlotCache
 
 __all__ = ["TransformersRunner"]
@@ -140,14 +141,15 @@ class TransformersRunner(ABC):
         length = self.lengths[row]
         return Saved(tuple(tokens[:length]), self._slots.export(row, length))
 
-    def early_exit(self, layers: int) -> TransformersRunner:
-        """A runner of the first `layers` layers with the model's final norm and head.
+    def early_exit(self, layers: int, adapter: ExitAdapter | None = None) -> TransformersRunner:
+        """A runner of the first `layers` layers with the model's final norm and head, and between
+        them the adapter.
 
         It shares this runner's weights and, for those layers, its K/V slots: no second copy. Its
         rows are this runner's; set its `lengths` to this runner's before a forward.
         """
         runner = copy.copy(self)
-        runner.model = shallow_model(self.model, layers)
+        runner.model = shallow_model(self.model, layers, adapter)
         runner.name = f"{self.name} (first {layers} layers)"
         runner.lengths = []
         runner.stopwatch = Stopwatch(self.device)

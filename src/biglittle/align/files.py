@@ -1,0 +1,128 @@
+"""Files that survive a kill at any moment and a full disk.
+
+A file of records grows line by line: a header, then JSON objects, each known by a key. A line is
+complete when it ends with a newline. What a killed run left unfinished is the last line, which is
+cut off when the file is gone on with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from ..errors import BiglittleError, ParameterError
+
+__all__ = ["Records", "read_records", "writing", "written_whole"]
+
+
+class Records:
+    """A file that records are added to; one that is there is gone on with.
+
+    Args:
+        path: The file.
+        kind: What it holds, e.g. "answers".
+        version: Of its format.
+        about: What the records depend on, plain data; a file about something else is refused.
+
+    Raises:
+        ParameterError: The file holds something else, or cannot be written.
+    """
+
+    def __init__(self, path: Path, kind: str, version: int, about: Mapping[str, Any]) -> None:
+        self.path = path
+        self.done: dict[str, dict[str, Any]] = {}
+        header = {"format": f"biglittle-{kind}", "version": version, **about}
+        if path.exists() and path.read_bytes().count(b"\n"):
+            found, self.done = read_records(path, kind, version)
+            _check_same(path, found, header)
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+            return
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(_line(header))
+
+    def add(self, key: str, record: dict[str, Any]) -> None:
+        """Append a record."""
+        with writing(self.path), self.path.open("ab") as file:
+            file.write(_line({"key": key, **record}))
+        self.done[key] = record
+
+
+def read_records(
+    path: Path, kind: str, version: int
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The header of a file and its records by key; an unfinished last line is left out.
+
+    Raises:
+        ParameterError: The file is missing, of another kind or version, or damaged.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as cause:
+        raise ParameterError(f"{path} cannot be read ({cause.strerror})") from cause
+    header = _parsed(path, 1, lines[0]) if lines else {}
+    if header.get("format") != f"biglittle-{kind}":
+        raise ParameterError(f"{path} is no file of {kind}; give another folder, or remove it")
+    if header.get("version") != version:
+        raise ParameterError(
+            f"{path} is of version {header.get('version')} of its format, and this program knows "
+            f"version {version}; give another folder, or remove it"
+        )
+    records = [_parsed(path, number, line) for number, line in enumerate(lines[1:], start=2)]
+    return header, {str(record.pop("key", "")): record for record in records}
+
+
+def written_whole(path: Path, text: str) -> None:
+    """Write a file so that there is the old one or the new one, never a part of either."""
+    fresh = path.with_name(f".{path.name}.new")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(text, encoding="utf8")
+        fresh.replace(path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within, what cannot be written becomes one line that says how to go on."""
+    try:
+        yield
+    except BiglittleError:  # some are OSErrors too
+        raise
+    except (OSError, RuntimeError, SafetensorError) as cause:
+        if isinstance(cause, RuntimeError) and "PytorchStreamWriter" not in str(cause):
+            raise
+        reason = getattr(cause, "strerror", None) or " ".join(str(cause).split())
+        raise ParameterError(
+            f"{path} cannot be written ({reason}); make room there, and give the same command "
+            "again: what was done is kept"
+        ) from cause
+
+
+def _line(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ParameterError(f"{path}:{number} is damaged; remove the line, or the file")
+    return found
+
+
+def _check_same(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name in sorted({*found, *wanted}):
+        theirs, ours = found.get(name), wanted.get(name)
+        if theirs != ours:
+            raise ParameterError(
+                f"{path} was written with {name} {theirs!r}, and now it is {ours!r}; give another "
+                "folder, or remove the file"
+            )

@@ -1,0 +1,42 @@
+"""Tiny pairs on disk, with a tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from tests.cli.conftest import make_tokenizer, save_model
+
+
+def tamed(folder: str) -> str:
+    """A model whose weights are so small that it repeats itself."""
+    model: Any = tf.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(0.05 / 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A target, a draft that knows nothing of it, and one with other tokens."""
+    root = tmp_path_factory.mktemp("models")
+    own, other = make_tokenizer(), make_tokenizer("quixotic zephyr jumps")
+    return {
+        "target": tamed(save_model(root / "target", own, seed=0, layers=3)),
+        "draft": tamed(save_model(root / "draft", own, seed=1, layers=1)),
+        "foreign": tamed(save_model(root / "foreign", other, seed=2)),
+    }
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    words = "big little model target draft token prefix window row round".split()
+    file = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    file.write_text("".join(f"{one} {two}\n" for one in words for two in words[:3]))
+    return str(file)
