@@ -65,6 +65,26 @@ class Replay:
         """Accepted of drafted tokens; 0 without drafts."""
         return float(self.accepted.sum() / max(1, self.drafted.sum()))
 
+    @classmethod
+    def join(cls, parts: Sequence[tuple[Ints, Replay]]) -> Replay:
+        """Replays of parts of a file's prompts as one of all; with each, which prompts it is of."""
+        prompt = np.concatenate([own[part.prompt] for own, part in parts])
+        order = prompt.argsort(kind="stable")
+
+        def column(name: str) -> Ints:
+            return np.concatenate([getattr(part, name) for _, part in parts])[order]
+
+        return cls(
+            prompt=prompt[order],
+            start=column("start"),
+            drafted=column("drafted"),
+            accepted=column("accepted"),
+            fallback=column("fallback"),
+            prompts=sum(part.prompts for _, part in parts),
+            new_tokens=sum(part.new_tokens for _, part in parts),
+            modelled=parts[0][1].modelled,
+        )
+
     def rounds(self, prompt: int) -> list[tuple[int, int, bool]]:
         """(drafted, accepted, fallback) of a prompt's rounds."""
         own = self.prompt == prompt
