@@ -50,11 +50,13 @@ def test_a_pair(run: Run, folders: dict[str, str], prompts: str, tmp_path: Path)
 def test_enough_prompts_for_disco(run: Run, folders: dict[str, str], tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
     prompts.write_text("\n".join(f"The little model {word}" for word in "abcdefgh"))
-    arguments = ("diagnose", folders["target"], folders["draft"], "--prompts", str(prompts))
-    result = run(*arguments, "-m", "32", "--out", str(out))
+    arguments = ("diagnose", folders["target"], folders["long"], "--prompts", str(prompts))
+    half = ("--draft-vocab", "200")  # the target itself, but for some tokens
+    result = run(*arguments, *half, "-m", "32", "--out", str(out))
     assert result.exit_code == 0, result.stderr
     assert "not predicted" not in result.stderr
     assert "disco.safetensors" in result.stderr
+    assert "of a draft step.\n" in result.stdout  # a head that is cut already
     data = json.loads((out / "diagnosis.json").read_text())
     (policy,) = (one["policy"] for one in data["predictions"] if one["family"] == "disco")
     used = run("generate", "-t", folders["target"], "-d", folders["draft"], "-p", policy, "The")

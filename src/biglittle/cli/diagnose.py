@@ -228,7 +228,7 @@ def _show(found: Diagnosis, models: ModelOptions, screen: Screen) -> None:
     for table in tables:
         screen.out.print(table)
     if found.head is not None:
-        screen.out.print(Text(_head(found.head)), Text(""), soft_wrap=True)
+        screen.out.print(Text(f"{_head(found.head)}\n"), soft_wrap=True)
     screen.out.print(Text(_configuration(found, models), "dim"), soft_wrap=True)
 
 
@@ -330,7 +330,9 @@ def _hundredths(share: float) -> str:
 def _head(head: Head) -> str:
     """The head's share, and the option that cuts it where that pays."""
     share = f"The head is {percent(head.share)} of a draft step"
-    if (cut := head.cut) is None:
+    if not head.cuts:
+        return f"{share}."
+    if (cut := head.best) is None:
         return f"{share}; cutting it with --draft-vocab would not pay here."
     return (
         f"{share}. Cut to the first {cut.tokens} tokens, which are {percent(cut.covered)} of what "

@@ -42,12 +42,18 @@ class Head:
 
     share: float
     """Of a draft step's time."""
-    cut: Cut | None
-    """The best one, where one pays."""
+    cuts: tuple[Cut, ...]
+    """What was tried, smallest first; nothing where it cannot be cut."""
+
+    @property
+    def best(self) -> Cut | None:
+        """The one that gains most, where one pays."""
+        paying = [cut for cut in self.cuts if cut.gain >= GAIN]
+        return max(paying, key=lambda cut: cut.gain, default=None)
 
 
 def study_head(own: Comparison, family: str, vocab: int, ends: Collection[int]) -> Head | None:
-    """What the head costs, and whether a smaller one would pay; None where it was not timed.
+    """What the head costs, and what smaller ones would give; None where it was not timed.
 
     A token that the draft would choose and no longer knows counts as one that the target rejects,
     though the draft's second choice may be right.
@@ -63,9 +69,7 @@ def study_head(own: Comparison, family: str, vocab: int, ends: Collection[int]) 
         return None
     sizes = sorted({vocab // part // ROUND * ROUND or vocab // part for part in PARTS} - {0})
     cuts = [_cut(own, family, tokens, vocab, ends) for tokens in sizes]
-    best = max(cuts, key=lambda cut: cut.gain, default=None)
-    pays = best is not None and best.gain >= GAIN
-    return Head(costs.head / costs.draft, best if pays else None)
+    return Head(costs.head / costs.draft, tuple(cuts))
 
 
 def _cut(own: Comparison, family: str, tokens: int, vocab: int, ends: Collection[int]) -> Cut:
