@@ -77,6 +77,10 @@ class Lookahead(ABC):
         draft."""
         return None
 
+    def warning(self, target: str, draft: str) -> str:
+        """What to say to who uses the rule with these models, by their names; "" for nothing."""
+        return ""
+
     def budget(self, state: Any) -> int:
         """The most tokens to draft for a row this round, in 0 … `tokens`."""
         return self.tokens
