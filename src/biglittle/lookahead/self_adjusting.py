@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -53,8 +53,14 @@ class SelfAdjusting(Lookahead):
 
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """Keep the unsure token and stop, by each row's own threshold."""
-        own = [1.0 if state is None else state.threshold for state in states]
-        below = step.confidence < torch.tensor(own, device=step.confidence.device)
+        return self.decide_window(step.confidence[:, None], (), states)[:, 0]
+
+    def decide_window(
+        self, confidence: Tensor, steps: Iterable[DraftStep], states: Sequence[Any]
+    ) -> Tensor:
+        """See `Lookahead.decide_window`."""
+        own = [[1.0 if state is None else state.threshold] for state in states]
+        below = confidence < torch.tensor(own, device=confidence.device)
         return below.to(torch.int8) * int(Decision.KEEP)
 
     def observe(self, state: Any, seen: Round) -> State:

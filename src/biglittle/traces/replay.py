@@ -6,7 +6,7 @@ proposes depends only on where it starts, and a trace knows it for every start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -114,11 +114,13 @@ def replay(traces: Traces, policy: PolicyLike) -> Replay:
     def draft(rows: Ints, prompts: Ints) -> _Drafts:
         found = windows.draft(rule, rows, [states[prompt] for prompt in prompts])
         accepted = np.minimum(found.drafted, windows.matches[rows])
-        confidence = windows.confidence[torch.from_numpy(windows.index[rows])]
-        for at, prompt in enumerate(prompts):
-            count, fallback = int(found.drafted[at]), bool(found.fallback[at])
-            sure = tuple(confidence[at, : count + fallback].tolist())
-            seen = Round(count, int(accepted[at]), sure, fallback)
+        widest = int((found.drafted + found.fallback).max(initial=0))
+        confidence = windows.confidence[torch.from_numpy(windows.index[rows, :widest])].tolist()
+        columns = (prompts, found.drafted, accepted, found.fallback)
+        for (prompt, count, right, fallback), sure in zip(
+            np.stack(columns, axis=1).tolist(), confidence, strict=True
+        ):
+            seen = Round(count, right, tuple(sure[: count + fallback]), fallback > 0)
             states[prompt] = rule.observe(states[prompt], seen)
         return found
 
@@ -176,42 +178,45 @@ class Windows:
     entropy: Tensor
 
     def draft(self, rule: Lookahead, rows: Ints, states: Sequence[Any]) -> _Drafts:
-        """Ask a rule about windows, token after token, as a drafter does."""
+        """Ask a rule about windows, as a drafter does token after token."""
         budget = np.minimum([rule.budget(state) for state in states], self.room[rows])
-        available, closed = self.available[rows], self.closed[rows]
-        drafted, fallback = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        is_open = (budget > 0) & (available > 0)
-        before: list[Tensor] = []
-        while is_open.any():
-            k = len(before)
-            if (short := is_open & (available <= k)).any():
-                raise ParameterError(
-                    f"{rule.name}: a window of more than {int(available[short][0])} tokens, the "
-                    "most that the trace holds; record with a larger cap, or give the policy a "
-                    "smaller tokens="
-                )
-            step = self._step(self.index[rows, k], before)
-            decisions = rule.decide(step, states).numpy()
-            before.append(step.confidence)
-            drafted += is_open & (decisions != Decision.DROP)
-            fallback += is_open & (decisions == Decision.DROP)
-            last = (k + 1 >= budget) | (closed & (k + 1 >= available))
-            is_open &= (decisions == Decision.CONTINUE) & ~last
-        return _Drafts(drafted, fallback)
+        available = self.available[rows]
+        count = np.minimum(budget, available)  # the most that each could come to
+        width = int(count.max(initial=0))
+        if not width:
+            return _Drafts.none(len(rows))
+        at = torch.from_numpy(self.index[rows, :width])
+        confidence = self.confidence[at]
+        decisions = rule.decide_window(confidence, self._steps(at, confidence), states).numpy()
+        stops = decisions != Decision.CONTINUE
+        stops[np.arange(width) >= count[:, None] - 1] = True  # those of none are not looked at
+        last = stops.argmax(axis=1)
+        own = decisions[np.arange(len(rows)), last]
+        some = count > 0
+        short = some & (own == Decision.CONTINUE) & (budget > available) & ~self.closed[rows]
+        if short.any():
+            raise ParameterError(
+                f"{rule.name}: a window of more than {int(available[short][0])} tokens, the most "
+                "that the trace holds; record with a larger cap, or give the policy a smaller "
+                "tokens="
+            )
+        fallback = (some & (own == Decision.DROP)).astype(np.int64)
+        return _Drafts(np.where(some, last + 1, 0) - fallback, fallback)
 
-    def _step(self, index: Ints, before: list[Tensor]) -> RecordedStep:
-        at = torch.from_numpy(index)
-        sure = self.confidence[at]
-        return RecordedStep(
-            index=len(before),
-            tokens=self.tokens[at],
-            confidence=sure,
-            top=sure,  # a greedy draft takes its most likely token
-            logits=None,
-            before=tuple(before),
-            recorded=(self.top, self.entropy),
-            at=at,
-        )
+    def _steps(self, at: Tensor, confidence: Tensor) -> Iterator[RecordedStep]:
+        """The windows' steps; `at` says which proposals they are, [rows, width]."""
+        sure = confidence.unbind(dim=1)
+        for index, own in enumerate(at.unbind(dim=1)):
+            yield RecordedStep(
+                index=index,
+                tokens=self.tokens[own],
+                confidence=sure[index],
+                top=sure[index],  # a greedy draft takes its most likely token
+                logits=None,
+                before=sure[:index],
+                recorded=(self.top, self.entropy),
+                at=own,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
