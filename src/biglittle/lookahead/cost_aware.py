@@ -151,16 +151,9 @@ class CostAware(Lookahead):
         decisions = stop.to(torch.int8) * int(Decision.KEEP)
         return decisions.masked_fill(worth < costs[:-1], int(Decision.DROP))
 
-    def _pass(self, width: int) -> float:
-        """What a target pass costs, in passes over one token."""
-        costs = (1.0, *self.verify)
-        at = min(bisect_left(WIDTHS, width), len(WIDTHS) - 1) or 1
-        (left, right), (low, high) = WIDTHS[at - 1 : at + 1], costs[at - 1 : at + 1]
-        return low + (high - low) * (width - left) / (right - left)
-
     def _cost(self, seen: Round) -> float:
         """A round, in steps of the target."""
-        return self.draft * seen.predicted + self._pass(1 + seen.drafted)
+        return self.draft * seen.predicted + _pass(self.verify, 1 + seen.drafted)
 
     def _pays(self, state: State) -> bool:
         """Whether a window's first token is expected to be worth its cost: see `_gain`."""
@@ -222,6 +215,15 @@ def _gain(often: Tensor, rates: Tensor, worth: Tensor, dearer: Tensor) -> Tensor
     gains = rates[:, None] * worth[..., None] - dearer[:, None]  # [rows, width, classes]
     gains = gains.clamp(min=0)  # it is dropped where it is not worth it
     return (gains @ often[..., None]).squeeze(-1)
+
+
+@lru_cache(maxsize=1024)
+def _pass(verify: tuple[float, ...], width: int) -> float:
+    """What a target pass costs, in passes over one token."""
+    costs = (1.0, *verify)
+    at = min(bisect_left(WIDTHS, width), len(WIDTHS) - 1) or 1
+    (left, right), (low, high) = WIDTHS[at - 1 : at + 1], costs[at - 1 : at + 1]
+    return low + (high - low) * (width - left) / (right - left)
 
 
 @lru_cache(maxsize=64)

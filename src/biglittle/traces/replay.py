@@ -180,28 +180,39 @@ class Windows:
     def draft(self, rule: Lookahead, rows: Ints, states: Sequence[Any]) -> _Drafts:
         """Ask a rule about windows, as a drafter does token after token."""
         budget = np.minimum([rule.budget(state) for state in states], self.room[rows])
-        available = self.available[rows]
-        count = np.minimum(budget, available)  # the most that each could come to
-        width = int(count.max(initial=0))
-        if not width:
-            return _Drafts.none(len(rows))
+        count = np.minimum(budget, self.available[rows])  # the most that each could come to
+        drafts = _Drafts.none(len(rows))
+        if (some := np.flatnonzero(count)).size:
+            own = [states[row] for row in some.tolist()]
+            last, decisions = self._last(rule, rows[some], own, count[some])
+            self._check_recorded(rule, rows[some], budget[some], count[some], decisions)
+            drafts.fallback[some] = decisions == Decision.DROP
+            drafts.drafted[some] = last + 1 - drafts.fallback[some]
+        return drafts
+
+    def _last(
+        self, rule: Lookahead, rows: Ints, states: Sequence[Any], count: Ints
+    ) -> tuple[Ints, Ints]:
+        """Which token is each window's last, and what the rule said of it; of `count` at most."""
+        width = int(count.max())
         at = torch.from_numpy(self.index[rows, :width])
         confidence = self.confidence[at]
-        decisions = rule.decide_window(confidence, self._steps(at, confidence), states).numpy()
-        stops = decisions != Decision.CONTINUE
-        stops[np.arange(width) >= count[:, None] - 1] = True  # those of none are not looked at
+        steps = self._steps(at, confidence)
+        decisions = rule.decide_window(confidence, steps, states).numpy().astype(np.int64)
+        stops = (decisions != Decision.CONTINUE) | (np.arange(width) >= count[:, None] - 1)
         last = stops.argmax(axis=1)
-        own = decisions[np.arange(len(rows)), last]
-        some = count > 0
-        short = some & (own == Decision.CONTINUE) & (budget > available) & ~self.closed[rows]
+        return last, decisions[np.arange(len(rows)), last]
+
+    def _check_recorded(
+        self, rule: Lookahead, rows: Ints, budget: Ints, count: Ints, decisions: Ints
+    ) -> None:
+        """Refuse windows that would have gone on beyond the trace."""
+        short = (decisions == Decision.CONTINUE) & (count < budget) & ~self.closed[rows]
         if short.any():
             raise ParameterError(
-                f"{rule.name}: a window of more than {int(available[short][0])} tokens, the most "
-                "that the trace holds; record with a larger cap, or give the policy a smaller "
-                "tokens="
+                f"{rule.name}: a window of more than {int(count[short][0])} tokens, the most that "
+                "the trace holds; record with a larger cap, or give the policy a smaller tokens="
             )
-        fallback = (some & (own == Decision.DROP)).astype(np.int64)
-        return _Drafts(np.where(some, last + 1, 0) - fallback, fallback)
 
     def _steps(self, at: Tensor, confidence: Tensor) -> Iterator[RecordedStep]:
         """The windows' steps; `at` says which proposals they are, [rows, width]."""
