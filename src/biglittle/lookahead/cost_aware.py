@@ -214,7 +214,7 @@ def _gain(often: Tensor, rates: Tensor, worth: Tensor, dearer: Tensor) -> Tensor
     """
     gains = rates[:, None] * worth[..., None] - dearer[:, None]  # [rows, width, classes]
     gains = gains.clamp(min=0)  # it is dropped where it is not worth it
-    return (gains @ often[..., None]).squeeze(-1)
+    return (often[:, None] * gains).sum(dim=-1)
 
 
 @lru_cache(maxsize=1024)
