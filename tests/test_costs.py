@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from biglittle import Pair, ParameterError
 from biglittle.costs import Costs, measure_costs
 from biglittle.engines.llama_cpp import LlamaModel
 
-COSTS = Costs(0.25, (1, 2, 4, 8), (1.0, 1.5, 1.5, 3.5), 0.125, 2.0, 256)
+COSTS = Costs(0.25, (1, 2, 4, 8), (1.0, 1.5, 1.5, 3.5), 0.125, 2.0, 256, 0.0625)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,8 @@ def test_a_step_is_a_pass_over_one_token() -> None:
 
 def test_json_there_and_back() -> None:
     assert Costs.from_dict(json.loads(json.dumps(COSTS.as_dict()))) == COSTS
+    old = {name: value for name, value in COSTS.as_dict().items() if name != "head"}
+    assert Costs.from_dict(old) == dataclasses.replace(COSTS, head=0.0)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,8 @@ def test_any_drafter(draft: str | None) -> None:
     assert (costs.draft > 0) == modelled
     assert (costs.reading > 0) == modelled
     assert costs.context == 20
+    assert (0 < costs.head < costs.draft) == modelled
+    assert not big.get_output_embeddings()._forward_hooks
 
 
 def test_the_text_of_a_pair_with_a_tokenizer() -> None:
@@ -108,6 +113,7 @@ def test_both_models_in_llama_cpp(tmp_path: Path) -> None:
     big, little = (LlamaModel(tmp_path / f"{name}.gguf") for name in ("big", "little"))
     costs = measured(Pair(big, little))
     assert costs.draft > 0
+    assert costs.head == 0.0  # llama.cpp runs a model whole
     assert costs.widths == (1, 2, 5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from tokenizers import (
@@ -52,7 +53,7 @@ def make_tokenizer(lines: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def make_model(name: str, vocab: int, seed: int) -> T5ForConditionalGeneration:
     """A model of `SHAPES`, its weights drawn by a seed."""
-    shape = dict(SHAPES[name])
+    shape: dict[str, Any] = dict(SHAPES[name])
     torch.manual_seed(seed)
     return T5ForConditionalGeneration(
         T5Config(

@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ from torch import Tensor
 from .decoding.rows import Request, Row
 from .drafters import Draft, ModelDrafter, RowDraft
 from .drafters.base import Decide
-from .engines.base import Prompt, Saved
+from .engines.base import Prompt, Runner, Saved
+from .engines.timing import Stopwatch
+from .engines.transformers import TransformersRunner
 from .errors import ParameterError
 from .lookahead import Confidence, DraftStep
 from .policy import Policy
@@ -60,6 +63,8 @@ class Costs:
     """The draft's reading of a prompt of `context` tokens."""
     context: int = 0
     """Tokens in the cache."""
+    head: float = 0.0
+    """The part of `draft` that is the draft's head; 0 where that is not known."""
 
     def __post_init__(self) -> None:
         ascending = all(a < b for a, b in itertools.pairwise(self.widths))
@@ -70,7 +75,7 @@ class Costs:
                 f"costs: seconds={self.seconds!r} must be as many as the {len(self.widths)} widths"
             )
         falling = any(a > b for a, b in itertools.pairwise(self.seconds))
-        least = min(self.draft, self.catch_up, self.reading)
+        least = min(self.draft, self.catch_up, self.reading, self.head)
         if falling or not self.seconds[0] > 0 or not least >= 0:
             raise ParameterError("costs: seconds must be positive and not fall with the width")
 
@@ -110,6 +115,7 @@ class Costs:
                 float(data["catch_up"]),
                 float(data["reading"]),
                 int(data["context"]),
+                float(data.get("head", 0.0)),
             )
         except (KeyError, TypeError, ValueError) as cause:
             raise ParameterError(f"costs: not what was measured: {cause}") from cause
@@ -151,7 +157,7 @@ def measure_costs(
         turns.append([*meter.draft_step(), *map(meter.round, widths)])
         if progress is not None:
             progress(turn + 1, repeats + 1)
-    draft, catch_up, *seconds = map(statistics.median, zip(*turns[1:], strict=True))
+    draft, head, catch_up, *seconds = map(statistics.median, zip(*turns[1:], strict=True))
     return Costs(
         draft,
         tuple(widths),
@@ -159,6 +165,7 @@ def measure_costs(
         max(0.0, catch_up),
         min(meter.readings, default=0.0),
         meter.context,
+        min(head, draft),
     )
 
 
@@ -248,17 +255,18 @@ class _Meter:
         return time.perf_counter() - started
 
     @torch.inference_mode()
-    def draft_step(self) -> tuple[float, float]:
-        """Seconds of one step of the pair's own drafter, and what a second token to read adds to
-        one; 0 where it is no model."""
+    def draft_step(self) -> tuple[float, float, float]:
+        """Seconds of one step of the pair's own drafter, of its head, and what a second token to
+        read adds to a step; 0 where it is no model."""
         row = self._ready(1)
         if self._drafter is None:
-            return 0.0, 0.0
+            return 0.0, 0.0, 0.0
         self._draft(row, 1)  # catches up with what the target wrote meanwhile
-        several = self._draft(row, STEPS)
+        with _head_of(self._drafter.runner) as head:
+            several = self._draft(row, STEPS)
         one = self._draft(row, 1)
         self._drafter.truncate([len(row.tokens) - 2])
-        return several, self._draft(row, 1) - one
+        return several, head.seconds / max(1, head.calls), self._draft(row, 1) - one
 
     def _draft(self, row: Row, count: int) -> float:
         """Draft and take it back; seconds a pass."""
@@ -284,8 +292,53 @@ class _Meter:
             started = time.perf_counter()
             with torch.inference_mode():
                 self._drafter.admit(row)
+            _finish(self._drafter.runner.device)
             self.readings.append(time.perf_counter() - started)
         return row
+
+
+class _HeadClock:
+    """Times a module's calls; a hook before them and one behind."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._watch = Stopwatch(device)
+        self.calls = 0
+
+    @property
+    def seconds(self) -> float:
+        """Of all calls."""
+        return self._watch.seconds
+
+    def start(self, *_: Any) -> None:
+        """Before a call."""
+        self.calls += 1
+        self._watch.__enter__()
+
+    def stop(self, *_: Any) -> None:
+        """Behind it."""
+        self._watch.__exit__()
+
+
+@contextmanager
+def _head_of(runner: Runner) -> Iterator[_HeadClock]:
+    """Within, a clock runs while the model's head does; never in an engine that runs it whole."""
+    clock = _HeadClock(runner.device)
+    model = runner.model if isinstance(runner, TransformersRunner) else None
+    head = None if model is None else model.get_output_embeddings()
+    if head is None:
+        yield clock
+        return
+    with (
+        head.register_forward_pre_hook(clock.start),
+        head.register_forward_hook(clock.stop),
+    ):
+        yield clock
+
+
+def _finish(device: torch.device) -> None:
+    """Wait for what was started on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _go_on(step: DraftStep) -> Tensor:

@@ -78,7 +78,8 @@ def parse_draft(draft: Any) -> DraftSpec:
             f"draft {draft!r}: write {name}:{wanted}=NUMBER{other}, e.g. {name}:{wanted}=3"
             f"{nearest(key, [wanted]) if key != wanted else ''}"
         )
-    return DraftSpec(**{wanted: int(value)})
+    number = int(value)
+    return DraftSpec(layers=number) if name == "early-exit" else DraftSpec(ngram=number)
 
 
 def _adapted_exit(draft: str, adapter: str, layers: str | None) -> DraftSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import math
 import queue
 import threading
@@ -31,6 +32,8 @@ from .prompts import PromptLike, Prompts
 from .results import Chunk, Result
 
 __all__ = ["Pair", "load"]
+
+log = logging.getLogger("biglittle")
 
 DEFAULT_POLICY = "cost-aware"
 ON_A_GPU = "cost-aware:read=0.001"  # many tokens are read there in the time of a few
@@ -167,6 +170,8 @@ class Pair:
         self._make_drafter(runner)  # refuses what cannot draft
         if spec.adapter is not None:
             self._exit = load_exit(spec.adapter, self.target)
+        self.name = runner.name
+        self._warned: set[str] = set()
         self.policy = self._policy(self._default_policy if policy is None else policy)
         self._prompts = Prompts(
             tokenizer,
@@ -178,7 +183,6 @@ class Pair:
         )
         self._limits = runner.limits
         self._head = runner.vocab
-        self.name = runner.name
 
     def __repr__(self) -> str:
         return f"Pair({self.name!r}, draft={self.draft_name}, policy={str(self.policy)!r})"
@@ -447,7 +451,15 @@ class Pair:
                 f"policy {str(chosen)!r} needs a draft; load the pair with draft=..., for example "
                 "draft='prompt-lookup', or use policy='none'"
             )
+        if chosen.lookahead is not None:
+            self._warn(chosen.lookahead.warning(self.name, self.draft_name))
         return chosen
+
+    def _warn(self, text: str) -> None:
+        """Say it, once."""
+        if text and text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", text)
 
     def _encoder_input(self) -> EncoderInput | None:
         """What both encoders read: the one with less room says how much."""

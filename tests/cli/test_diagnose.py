@@ -34,6 +34,8 @@ def test_a_pair(run: Run, folders: dict[str, str], prompts: str, tmp_path: Path)
     assert use.endswith(f"-p {data['advice']['policy']}")
     for title in ("Predicted speed", "Time of a pass", "Acceptance", "confidence"):
         assert title in first.stdout
+    assert "The head is" in first.stdout
+    assert "not predicted: DISCO learns from at least 6 prompts" in first.stderr
     for policy in ("dynamic", "static", "fallback", "heuristic", "prompt-lookup:ngram="):
         assert policy in first.stdout
     assert {file.name for file in out.iterdir()} == {*PICTURES, "diagnosis.json", "traces.jsonl"}
@@ -42,6 +44,23 @@ def test_a_pair(run: Run, folders: dict[str, str], prompts: str, tmp_path: Path)
     again = run(*arguments, "--out", str(out))
     assert again.exit_code == 0
     assert (out / "traces.jsonl").read_bytes() == before  # nothing was recorded twice
+
+
+@pytest.mark.slow
+def test_enough_prompts_for_disco(run: Run, folders: dict[str, str], tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out"
+    prompts.write_text("\n".join(f"The little model {word}" for word in "abcdefgh"))
+    arguments = ("diagnose", folders["target"], folders["long"], "--prompts", str(prompts))
+    half = ("--draft-vocab", "200")  # the target itself, but for some tokens
+    result = run(*arguments, *half, "-m", "32", "--out", str(out))
+    assert result.exit_code == 0, result.stderr
+    assert "not predicted" not in result.stderr
+    assert "disco.safetensors" in result.stderr
+    assert "of a draft step.\n" in result.stdout  # a head that is cut already
+    data = json.loads((out / "diagnosis.json").read_text())
+    (policy,) = (one["policy"] for one in data["predictions"] if one["family"] == "disco")
+    used = run("generate", "-t", folders["target"], "-d", folders["draft"], "-p", policy, "The")
+    assert used.exit_code == 0, used.stderr
 
 
 def test_the_projects_prompts_by_task(run: Run, folders: dict[str, str], tmp_path: Path) -> None:

@@ -141,6 +141,24 @@ def test_decisions(rule: Lookahead, with_logits: bool, rows: int, index: int, se
     assert rule.decide(row_of(step, backwards), states).tolist() == singly[::-1]
 
 
+@every_rule
+@given(rows=st.integers(1, 5), width=st.integers(1, 4), seed=st.integers(0, 999))
+def test_whole_windows_are_decided_as_token_after_token(
+    rule: Lookahead, rows: int, width: int, seed: int
+) -> None:
+    steps: list[DraftStep] = []
+    for index in range(width):
+        before = tuple(step.confidence for step in steps)
+        step = make_step(rows, index, seed + index)
+        steps.append(dataclasses.replace(step, before=before))
+    states = [rule.observe(rule.initial(), round_of(1, row % 2)) for row in range(rows)]
+    confidence = torch.stack([step.confidence for step in steps], dim=1)
+    found = rule.decide_window(confidence, iter(steps), states)
+    assert found.dtype == torch.int8
+    singly = torch.stack([rule.decide(step, states) for step in steps], dim=1)
+    assert torch.equal(found, singly)
+
+
 def options(rule: Lookahead) -> list[Lookahead]:
     """The rule with each of its options at another value."""
     others: list[Lookahead] = []

@@ -15,11 +15,13 @@ from biglittle.diagnosis.plots import save_plots
 from biglittle.diagnosis.predict import Comparison, settings
 from biglittle.traces import replay
 
+NOWHERE = Path("no classifier is written")
+
 
 def concluded(recorded: Recorded, kind: str, costs: Profile) -> Diagnosis:
     pair, traces = recorded(kind)
     requests = pair.requests(PROMPTS, policy="none", temperature=0, max_new_tokens=NEW)
-    return conclude(pair, requests, traces, costs, ["a", "b", "a"])
+    return conclude(pair, requests, traces, costs, ["a", "b", "a"], classifier=NOWHERE)
 
 
 # Predictions.
@@ -33,6 +35,8 @@ def test_no_policy_takes_fewer_passes_than_the_oracle(recorded: Recorded) -> Non
     assert all(one.of_oracle <= 1 for one in own)
     assert found.oracle.of_oracle == 1.0
     assert found.oracle.acceptance_rate == 1.0
+    (reason,) = found.left_out
+    assert reason.startswith("DISCO learns from at least 6 prompts")
 
 
 def test_fastest_first_and_each_family_at_its_best(recorded: Recorded) -> None:
@@ -120,18 +124,24 @@ def test_copying_alone(recorded: Recorded) -> None:
     assert all(one.draft_passes == 0 for one in found.predictions)
     assert found.advice.reason.startswith("copying from the text so far gets")
     assert found.agreement.bins == ()
+    assert found.left_out == ()
+    assert found.head is None
 
 
 def test_copying_beside_a_draft_costs_no_draft_steps() -> None:
     """A draft that costs more than it saves, and a text that repeats itself."""
     pair = make_pair("other")
     requests = pair.requests(PROMPTS[:1], policy="none", temperature=0, max_new_tokens=99)
-    found = conclude(pair, requests, periodic(), profile(draft=5.0, verify=0.0))
+    costs = profile(draft=5.0, verify=0.0)
+    found = conclude(pair, requests, periodic(), costs, ["a"], classifier=NOWHERE)
     best = found.predictions[0]
     assert best.family == "prompt lookup"
     assert best.speedup > 2
     assert found.advice.draft == best.draft
     assert found.advice.draft.startswith("prompt-lookup:ngram=")
+    # By task, too, it is copying that is spoken of: not the draft, which is always right.
+    assert found.agreement.rate == 1.0
+    assert found.tasks[0].agreement == pytest.approx(32 / 39)  # all but the first round
 
 
 def test_tasks(recorded: Recorded) -> None:
@@ -145,7 +155,7 @@ def test_a_text_that_ends_at_once(tmp_path: Path) -> None:
     """There is nothing to compare, and nothing breaks."""
     pair = make_pair("other")
     requests = pair.requests(PROMPTS[:1], policy="none", temperature=0, max_new_tokens=99)
-    found = conclude(pair, requests, written([9], [], []), profile())
+    found = conclude(pair, requests, written([9], [], []), profile(), classifier=NOWHERE)
     assert not found.advice.speculate
     assert {one.speedup for one in found.predictions} == {1.0}
     assert found.agreement == Agreement(0.0, 0, (), ())

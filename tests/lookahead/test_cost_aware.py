@@ -11,7 +11,7 @@ from tests.fakes import round_of
 
 from biglittle import PolicyError, Round, parse_policy
 from biglittle.lookahead import CostAware, Decision, DraftStep
-from biglittle.lookahead.cost_aware import PAUSE, REACH, WIDTHS, _marginal
+from biglittle.lookahead.cost_aware import PAUSE, REACH, WIDTHS, _marginal, _pass
 
 CHEAP = CostAware(draft=0.01, verify=(1.0, 1.0, 1.0, 1.0))
 DEAR = CostAware(draft=0.3, verify=(1.5, 2.5, 4.5, 8.5))  # half a step a token
@@ -138,7 +138,7 @@ def test_a_useless_draft_costs_little(rule: CostAware, confidence: float) -> Non
             if decision != Decision.CONTINUE:
                 break
         seen = Round(drafted, 0, (confidence,) * (drafted + fallback), fallback)
-        spent += rule.draft * seen.predicted + rule._pass(1 + drafted)
+        spent += rule.draft * seen.predicted + _pass(rule.verify, 1 + drafted)
         state = rule.observe(state, seen)
     assert 256 <= spent <= 1.03 * 256
 
@@ -151,9 +151,9 @@ def test_a_draft_that_costs_more_than_it_can_give() -> None:
 
 def test_the_costs_of_passes() -> None:
     rule = CostAware(verify=(1.2, 1.4, 2.0, 3.0))
-    assert [rule._pass(width) for width in WIDTHS] == [1.0, 1.2, 1.4, 2.0, 3.0]
-    assert rule._pass(3) == pytest.approx(1.3)
-    assert rule._pass(24) == pytest.approx(4.0)  # as from 8 to 16
+    assert [_pass(rule.verify, width) for width in WIDTHS] == [1.0, 1.2, 1.4, 2.0, 3.0]
+    assert _pass(rule.verify, 3) == pytest.approx(1.3)
+    assert _pass(rule.verify, 24) == pytest.approx(4.0)  # as from 8 to 16
 
 
 def test_a_leap_is_shared_by_the_tokens_that_make_it() -> None:

@@ -50,33 +50,33 @@ def test_needs_more_than_five_tokens_of_both_kinds() -> None:
 def test_tokens_after_the_first_rejected_one_teach_nothing() -> None:
     rule = SelfAdjusting()
     state = rule.observe(rule.initial(), seen([0.9, 0.2, 0.99, 0.99], 1))
-    assert state.confidence == (0.9, 0.2)
-    assert state.accepted == (True, False)
+    assert state.judged == ((0.2, False), (0.9, True))
+    assert rule.observe(state, seen([0.5, 0.4], 2)).judged[1:3] == ((0.4, True), (0.5, True))
 
 
-def brute(confidence: list[float], accepted: list[bool]) -> float:
-    """The least FPR + 3·FNR over all thresholds."""
-    costs = []
-    for threshold in {*confidence, 2.0}:
-        bad = [c >= threshold for c, a in zip(confidence, accepted, strict=True) if not a]
-        good = [c < threshold for c, a in zip(confidence, accepted, strict=True) if a]
-        costs.append(sum(bad) / len(bad) + 3 * sum(good) / len(good))
-    return min(costs)
+def loss(history: list[tuple[float, bool]], threshold: float) -> float:
+    """FPR + 3·FNR."""
+    bad = [sure >= threshold for sure, accepted in history if not accepted]
+    good = [sure < threshold for sure, accepted in history if accepted]
+    return sum(bad) / len(bad) + 3 * sum(good) / len(good)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.25, 0.5, 0.75, 1.0]), st.booleans())))
 def test_is_the_best_point_of_the_curve(history: list[tuple[float, bool]]) -> None:
-    confidence, accepted = [c for c, _ in history], [a for _, a in history]
-    found = best_threshold(confidence, accepted)
-    if len(set(accepted)) < 2:
+    found = best_threshold(sorted(history))
+    if len({accepted for _, accepted in history}) < 2:
         assert found is None
         return
-    assert found in confidence
-    bad = [c >= found for c, a in history if not a]
-    good = [c < found for c, a in history if a]
-    assert sum(bad) / len(bad) + 3 * sum(good) / len(good) == pytest.approx(
-        brute(confidence, accepted)
-    )
+    assert found is not None
+    assert found in [sure for sure, _ in history]
+    points = [sure for sure, _ in history] + [2.0]
+    assert loss(history, found) == pytest.approx(min(loss(history, point) for point in points))
+
+
+def test_of_several_best_points_the_largest() -> None:
+    judged = [(0.3, True), (0.4, False), (0.6, True), (0.9, True)]
+    assert loss(judged, 0.3) == loss(judged, 0.6) == 1.0
+    assert best_threshold(judged) == 0.6
 
 
 @pytest.mark.parametrize("options", [{"threshold": 1.5}, {"threshold": -0.1}, {"tokens": 0}])

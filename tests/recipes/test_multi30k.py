@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
-
-from biglittle.errors import ParameterError
-from biglittle.policy import parse_policy
 from recipes.multi30k.__main__ import app, pairs, read
 from recipes.multi30k.models import make_model, make_tokenizer
 from recipes.multi30k.page import front, write_page
 from recipes.multi30k.sweep import DRAFTS, EXIT, MODELS, SAMPLED, SWEPT, TESTED, benches, chosen
+from typer.testing import CliRunner
+
+from biglittle.errors import ParameterError
+from biglittle.policy import parse_policy
 
 GERMAN = ["Zwei Männer stehen am Herd.", "Ein Hund läuft über die Wiese.", "Ein Kind lacht."]
 ENGLISH = ["Two men are at the stove.", "A dog runs over the meadow.", "A child laughs."]
@@ -43,8 +43,8 @@ def test_pairs_are_what_the_model_reads_and_writes(data: Path) -> None:
     own = make_tokenizer([*GERMAN, *ENGLISH])
     found = pairs(own, data, "train")
     assert len(found) == 3
-    assert own.decode(found[1].source or (), skip_special_tokens=True) == GERMAN[1]
-    assert own.decode(found[1].output, skip_special_tokens=True) == ENGLISH[1]
+    assert own.decode(list(found[1].source or ()), skip_special_tokens=True) == GERMAN[1]
+    assert own.decode(list(found[1].output), skip_special_tokens=True) == ENGLISH[1]
     assert found[1].prompt == (make_model("small", len(own), 0).config.decoder_start_token_id,)
     with pytest.raises(ParameterError, match="has neither test.de nor test.de.gz"):
         read(data, "test", "de")

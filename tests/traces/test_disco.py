@@ -72,6 +72,29 @@ def test_a_real_run_does_what_replay_says(near: Pair, tmp_path: Path) -> None:
         assert found.rounds(i) == [(r.drafted, r.accepted, r.fallback) for r in real.rounds]
 
 
+def test_knows_the_pair_that_it_was_trained_for(
+    near: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned(pair: Pair) -> list[str]:
+        caplog.clear()
+        for prompt in PROMPTS:  # said once, not every time
+            pair.generate(prompt, policy=f"disco:path={tmp_path / 'c'}", max_new_tokens=4)
+        return [record.getMessage() for record in caplog.records]
+
+    Classifier(2).save(tmp_path / "c")
+    assert warned(near) == []  # nothing is known
+    own = {"target": f"elsewhere/{near.name}", "draft": near.draft_name}
+    Classifier(3, {"models": own}).save(tmp_path / "c")
+    assert warned(near) == []
+    Classifier(4, {"models": own | {"draft": "another"}}).save(tmp_path / "c")
+    (line,) = warned(near)
+    assert "was trained for" in line
+    assert "with another, and this is" in line
+    assert warned(near) == []
+    (line,) = warned(make_pair("prompt-lookup"))
+    assert line.endswith("`biglittle traces disco` trains one")
+
+
 def test_looks_at_no_more_than_was_recorded(near: Pair, tmp_path: Path) -> None:
     Classifier(4).save(tmp_path / "c")
     traces = record(near, PROMPTS, tmp_path / "t", max_new_tokens=9, top=3)

@@ -25,7 +25,7 @@ from .prompts import Asked, read_prompts
 from .screen import Screen, percent, plural
 
 if TYPE_CHECKING:
-    from ..diagnosis import Diagnosis, Prediction
+    from ..diagnosis import Diagnosis, Head, Prediction
 
 __all__ = ["diagnose"]
 
@@ -119,8 +119,9 @@ def diagnose(
         )
     _save(found, out)
     _show(found, models, screen)
-    pictures = ", and pictures" if _can_draw() else ""
-    screen.note(f"saved in {out}: diagnosis.json, traces.jsonl{pictures}")
+    for reason in found.left_out:
+        screen.note(f"not predicted: {reason}", "yellow")
+    screen.note(f"saved in {out}: {', '.join(_left(found))}")
 
 
 def _with_arguments(models: ModelOptions, big: str | None, little: str | None) -> ModelOptions:
@@ -189,6 +190,16 @@ def _save(found: Diagnosis, out: Path) -> None:
         save_plots(found, out)
 
 
+def _left(found: Diagnosis) -> Iterator[str]:
+    """What lies in the folder now."""
+    yield "diagnosis.json"
+    yield "traces.jsonl"
+    if any(one.family == "disco" for one in found.predictions):
+        yield "disco.safetensors"
+    if _can_draw():
+        yield "pictures"
+
+
 def _can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
@@ -216,6 +227,8 @@ def _show(found: Diagnosis, models: ModelOptions, screen: Screen) -> None:
     screen.out.print(Group(*lines), soft_wrap=True)
     for table in tables:
         screen.out.print(table)
+    if found.head is not None:
+        screen.out.print(Text(f"{_head(found.head)}\n"), soft_wrap=True)
     screen.out.print(Text(_configuration(found, models), "dim"), soft_wrap=True)
 
 
@@ -314,8 +327,23 @@ def _hundredths(share: float) -> str:
     return f"{100 * share:.0f}"
 
 
+def _head(head: Head) -> str:
+    """The head's share, and the option that cuts it where that pays."""
+    share = f"The head is {percent(head.share)} of a draft step"
+    if not head.cuts:
+        return f"{share}."
+    if (cut := head.best) is None:
+        return f"{share}; cutting it with --draft-vocab would not pay here."
+    return (
+        f"{share}. Cut to the first {cut.tokens} tokens, which are {percent(cut.covered)} of what "
+        f"the target wrote, it would give {cut.speedup:.2f}×, {cut.gain:.2f} times what the whole "
+        f"one does: --draft-vocab {cut.tokens}."
+    )
+
+
 def _tasks(found: Diagnosis) -> Table:
-    table = _table("By task, with the best policy", "task", "prompts", "agreement", "speed-up")
+    title = f"By task, with {_name(found.predictions[0], found)}"
+    table = _table(title, "task", "prompts", "agreement", "speed-up")
     for part in found.tasks:
         numbers = (str(part.prompts), percent(part.agreement), f"{part.speedup:.2f}×")
         table.add_row(part.task, *numbers)

@@ -7,6 +7,7 @@ use, or that speculation does not pay.
 from .advice import Advice
 from .agreement import Agreement, Bin
 from .diagnosis import Diagnosis, TaskShare, diagnose
+from .head import Cut, Head
 from .predict import Prediction
 from .profile import Profile
 from .prompts import BuiltInPrompt, builtin_prompts
@@ -16,7 +17,9 @@ __all__ = [
     "Agreement",
     "Bin",
     "BuiltInPrompt",
+    "Cut",
     "Diagnosis",
+    "Head",
     "Prediction",
     "Profile",
     "TaskShare",

@@ -8,12 +8,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import PreTrainedModel
+
+from ..engines.transformers.capability import vocab_size
+from ..engines.transformers.cut_head import CutHead
+from ..errors import ParameterError
 from ..params import make_params
 from ..traces import Traces, record
 from .advice import Advice, advise
 from .agreement import Agreement, measure_agreement
+from .disco import disco_candidates
+from .head import Head, study_head
 from .lookup import lookup_traces
-from .predict import Comparison, Prediction, settings
+from .predict import Candidate, Comparison, Prediction, settings
 from .profile import Profile, measure_profile
 
 if TYPE_CHECKING:
@@ -38,6 +45,7 @@ class TaskShare:
     task: str
     prompts: int
     agreement: float
+    """Of the best policy's drafter."""
     speedup: float
     """Of the best policy: the mean over the task's prompts."""
 
@@ -59,6 +67,10 @@ class Diagnosis:
     """The bound, for the pair's own drafter."""
     predictions: tuple[Prediction, ...]
     """The best setting of every policy, fastest first."""
+    head: Head | None
+    """The draft's head, where it was timed."""
+    left_out: tuple[str, ...]
+    """Why a policy was not predicted, a line each."""
     tasks: tuple[TaskShare, ...]
     """Where the prompts' tasks are known."""
     advice: Advice
@@ -91,7 +103,8 @@ def diagnose(
     Args:
         pair: A pair with a draft.
         prompts: As for `Pair.generate`.
-        traces: The trace file; one of the same pair and settings is gone on with.
+        traces: The trace file; one of the same pair and settings is gone on with. DISCO's
+            classifier is written beside it, as `disco.safetensors`.
         tasks: The prompts' tasks, for a breakdown; empty for none.
         max_new_tokens: Most tokens of an answer.
         progress: Told what is done.
@@ -111,7 +124,8 @@ def diagnose(
         max_new_tokens=max_new_tokens,
     )
     profile = measure_profile(pair, prompt=prompts[0], progress=say("timing passes"))
-    return conclude(pair, requests, recorded, profile, tasks)
+    classifier = Path(traces).with_name("disco.safetensors")
+    return conclude(pair, requests, recorded, profile, tasks, classifier=classifier)
 
 
 def conclude(
@@ -120,12 +134,15 @@ def conclude(
     traces: Traces,
     profile: Profile,
     tasks: Sequence[str] = (),
+    *,
+    classifier: Path,
 ) -> Diagnosis:
-    """What follows from traces and costs, without running a model."""
+    """What follows from traces and costs, without running a model; `classifier` is where DISCO's
+    goes."""
     header = traces.header
-    own = Comparison(
-        traces, profile, settings(header.cap, profile.costs[0], modelled=header.chained)
-    )
+    families = settings(header.cap, profile.costs[0], modelled=header.chained)
+    learned, left_out = _disco(traces, classifier)
+    own = Comparison(traces, profile, families, learned)
     compared = [own, _lookup(pair, requests, traces, profile)]
     ranked = sorted(
         ((prediction, part) for part in compared for prediction in part.best()),
@@ -142,9 +159,34 @@ def conclude(
         agreement=measure_agreement(traces),
         oracle=own.oracle,
         predictions=tuple(prediction for prediction, _ in ranked),
-        tasks=tuple(_by_task(traces, tasks, best)),
+        head=study_head(own, _plain_family(own), _vocab_to_cut(pair), requests[0].eos_ids),
+        left_out=left_out,
+        tasks=tuple(_by_task(part.traces, tasks, best)),
         advice=advise(best, part, "CPU" if pair.runner().device.type == "cpu" else "GPU"),
     )
+
+
+def _disco(traces: Traces, path: Path) -> tuple[list[Candidate], tuple[str, ...]]:
+    """DISCO's candidates, or why there are none; copies have nothing that it could look at."""
+    if not traces.header.chained:
+        return [], ()
+    try:
+        return disco_candidates(traces, path), ()
+    except ParameterError as reason:
+        return [], (str(reason),)
+
+
+def _plain_family(own: Comparison) -> str:
+    """The fastest family whose settings can be replayed anew, without training."""
+    return next(one.family for one in own.best() if one.family != "disco")
+
+
+def _vocab_to_cut(pair: Pair) -> int:
+    """Tokens of the head of a draft model, where it could be cut to some; 0 elsewhere."""
+    model = pair.draft
+    if not isinstance(model, PreTrainedModel) or isinstance(model.get_output_embeddings(), CutHead):
+        return 0
+    return vocab_size(model)
 
 
 def _lookup(
@@ -160,6 +202,7 @@ def _lookup(
 
 
 def _by_task(traces: Traces, tasks: Sequence[str], best: Prediction) -> list[TaskShare]:
+    """Shares of the best policy, whose drafter's the traces are."""
     shares = []
     for task in dict.fromkeys(tasks):
         own = [index for index, name in enumerate(tasks) if name == task]

@@ -14,7 +14,7 @@ from ..policy import parse_policy
 from ..traces import Replay, Traces, oracle, replay
 from .profile import Profile
 
-__all__ = ["Candidate", "Comparison", "Prediction", "settings"]
+__all__ = ["THRESHOLDS", "Candidate", "Comparison", "Prediction", "settings", "windows_up_to"]
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 STARTS = (1, 2, 3, 5, 8)
@@ -29,7 +29,7 @@ class Candidate:
     """A setting of a policy over one drafter, and the rounds that follow from it."""
 
     family: str
-    """What it is a setting of: "constant", "dynamic", …, "prompt lookup"."""
+    """What it is a setting of: "constant", "dynamic", "disco", …, "prompt lookup"."""
     draft: str
     """What drafts, as the traces name it."""
     policy: str
@@ -80,11 +80,16 @@ def settings(cap: int, costs: Costs, *, modelled: bool = True) -> dict[str, list
         "cost-aware": [_cost_aware(cap, costs, modelled=modelled)],
     }
     if modelled:
-        windows = [window for window in WINDOWS if window <= cap]
+        windows = windows_up_to(cap)
         thresholds = {"dynamic": THRESHOLDS, "fallback": THRESHOLDS, "self-adjusting": FIRST}
         for name, values in thresholds.items():
             families[name] = [f"{name}:threshold={t},tokens={k}" for t in values for k in windows]
     return families
+
+
+def windows_up_to(cap: int) -> list[int]:
+    """The windows that rules with a threshold are tried with."""
+    return [window for window in WINDOWS if window <= cap]
 
 
 def _cost_aware(cap: int, costs: Costs, *, modelled: bool) -> str:
@@ -113,14 +118,19 @@ class Comparison:
         traces: Of that drafter.
         profile: The costs.
         families: As from `settings`.
+        more: Candidates that were replayed elsewhere.
     """
 
     def __init__(
-        self, traces: Traces, profile: Profile, families: Mapping[str, Sequence[str]]
+        self,
+        traces: Traces,
+        profile: Profile,
+        families: Mapping[str, Sequence[str]],
+        more: Sequence[Candidate] = (),
     ) -> None:
         self.traces = traces
         self.profile = profile
-        self.found = list(candidates(traces, families))
+        self.found = [*candidates(traces, families), *more]
         self._bound = Candidate(
             "oracle",
             traces.header.models["draft"],

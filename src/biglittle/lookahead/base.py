@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar
@@ -77,6 +77,10 @@ class Lookahead(ABC):
         draft."""
         return None
 
+    def warning(self, target: str, draft: str) -> str:
+        """What to say to who uses the rule with these models, by their names; "" for nothing."""
+        return ""
+
     def budget(self, state: Any) -> int:
         """The most tokens to draft for a row this round, in 0 … `tokens`."""
         return self.tokens
@@ -84,6 +88,23 @@ class Lookahead(ABC):
     @abstractmethod
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """A `Decision` for every row of the step, [rows] int8. Must not depend on other rows."""
+
+    def decide_window(
+        self, confidence: Tensor, steps: Iterable[DraftStep], states: Sequence[Any]
+    ) -> Tensor:
+        """`decide` after every token of whole windows, as if drafting had gone on after each: for
+        replay, where they are known. A rule that asks for no more than the confidence can answer
+        for all of them at once.
+
+        Args:
+            confidence: The draft's probabilities of the windows' tokens, [rows, width] float32.
+            steps: The windows' steps, `width` of them.
+            states: As for `decide`.
+
+        Returns:
+            Decisions, [rows, width] int8.
+        """
+        return torch.stack([self.decide(step, states) for step in steps], dim=1)
 
     def observe(self, state: Any, seen: Round) -> Any:
         """The state after a round; one in which nothing was drafted is a round, too."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,39 +133,36 @@ class CostAware(Lookahead):
 
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """Drop the token, keep it, or go on: what pays best."""
-        known = [self.initial() if state is None else state for state in states]
-        device = step.confidence.device  # whence nothing is fetched
-        often, judged, accepted, price = (
-            torch.tensor([getattr(state, name) for state in known], device=device)
-            for name in ("seen", "judged", "accepted", "price")
-        )
-        rates = accepted / judged  # [rows, classes]
-        window = torch.stack([*step.before, step.confidence], dim=1)  # [rows, tokens]
-        kinds = torch.bucketize(window, torch.tensor(EDGES, device=device), right=True)
-        worth = price * rates.gather(1, kinds).prod(dim=1)  # nothing unless all are accepted
-        dearer = _marginal(self.verify, max(self.tokens, step.index + 1))
-        drop = worth < dearer[step.index]
-        stop = _gain(often, rates, worth, dearer[step.index + 1]) <= self.draft
-        decisions = torch.where(stop, int(Decision.KEEP), int(Decision.CONTINUE))
-        return torch.where(drop, int(Decision.DROP), decisions).to(torch.int8)
+        window = torch.stack([*step.before, step.confidence], dim=1)
+        return self.decide_window(window, (), states)[:, -1]
 
-    def _pass(self, width: int) -> float:
-        """What a target pass costs, in passes over one token."""
-        costs = (1.0, *self.verify)
-        at = min(bisect_left(WIDTHS, width), len(WIDTHS) - 1) or 1
-        (left, right), (low, high) = WIDTHS[at - 1 : at + 1], costs[at - 1 : at + 1]
-        return low + (high - low) * (width - left) / (right - left)
+    def decide_window(
+        self, confidence: Tensor, steps: Iterable[DraftStep], states: Sequence[Any]
+    ) -> Tensor:
+        """See `Lookahead.decide_window`: what a window's later tokens are does not matter to the
+        earlier ones."""
+        device, width = confidence.device, confidence.shape[1]  # whence nothing is fetched
+        price, often, rates = _known([s or self.initial() for s in states], device)
+        dearer = _marginal(self.verify, max(self.tokens, width))[: width + 1]
+        costs = torch.tensor(dearer, device=device)
+        kinds = torch.bucketize(confidence, torch.tensor(EDGES, device=device), right=True)
+        worth = price * rates.gather(1, kinds).cumprod(dim=1)  # nothing unless all are accepted
+        stop = _gain(often, rates, worth, costs[1:]) <= self.draft
+        decisions = stop.to(torch.int8) * int(Decision.KEEP)
+        return decisions.masked_fill(worth < costs[:-1], int(Decision.DROP))
 
     def _cost(self, seen: Round) -> float:
         """A round, in steps of the target."""
-        return self.draft * seen.predicted + self._pass(1 + seen.drafted)
+        return self.draft * seen.predicted + _pass(self.verify, 1 + seen.drafted)
 
     def _pays(self, state: State) -> bool:
-        """Whether a window's first token is expected to be worth its cost."""
-        often, judged, accepted = torch.tensor([[state.seen], [state.judged], [state.accepted]])
+        """Whether a window's first token is expected to be worth its cost: see `_gain`."""
+        if state.cost > LOSS * state.written:
+            return False
         dearer = _marginal(self.verify, self.tokens)[0]
-        gain = _gain(often, accepted / judged, torch.ones(1), dearer)
-        return bool(gain > self.draft) and state.cost <= LOSS * state.written
+        counts = zip(state.seen, state.judged, state.accepted, strict=True)
+        gain = sum(often * max(0.0, right / judged - dearer) for often, judged, right in counts)
+        return gain > self.draft * sum(state.seen)
 
     def observe(self, state: Any, seen: Round) -> State:
         """Count what was accepted, and see whether speculation pays."""
@@ -196,18 +194,36 @@ class CostAware(Lookahead):
         )
 
 
-def _gain(often: Tensor, rates: Tensor, worth: Tensor, dearer: float) -> Tensor:
-    """What one more token is expected to be worth beyond its verification, [rows].
+def _known(states: Sequence[State], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Prices [rows, 1], and of every class of confidence how often it occurs and its acceptance,
+    [rows, classes]; float32."""
+    numbers = [(state.price, *state.seen, *state.judged, *state.accepted) for state in states]
+    table = torch.from_numpy(np.array(numbers, np.float32)).to(device)
+    price, often, judged, accepted = table.split([1, *[len(RATES)] * 3], dim=1)
+    return price, often / often.sum(dim=1, keepdim=True), accepted / judged
+
+
+def _gain(often: Tensor, rates: Tensor, worth: Tensor, dearer: Tensor) -> Tensor:
+    """What one more token is expected to be worth beyond its verification, [rows, width].
 
     Args:
-        often: How often each class of confidence occurred, [rows, classes].
+        often: How often each class of confidence occurs, [rows, classes].
         rates: Acceptance of each, [rows, classes].
-        worth: What the token is worth if it is certain to be accepted, [rows].
-        dearer: What it adds to a pass.
+        worth: What the next token is worth if it is certain to be accepted, [rows, width].
+        dearer: What it adds to a pass, [width].
     """
-    often = often / often.sum(dim=1, keepdim=True)
-    gains = (rates * worth[:, None] - dearer).clamp(min=0)  # it is dropped where it is not worth it
-    return (often * gains).sum(dim=1)
+    gains = rates[:, None] * worth[..., None] - dearer[:, None]  # [rows, width, classes]
+    gains = gains.clamp(min=0)  # it is dropped where it is not worth it
+    return (often[:, None] * gains).sum(dim=-1)
+
+
+@lru_cache(maxsize=1024)
+def _pass(verify: tuple[float, ...], width: int) -> float:
+    """What a target pass costs, in passes over one token."""
+    costs = (1.0, *verify)
+    at = min(bisect_left(WIDTHS, width), len(WIDTHS) - 1) or 1
+    (left, right), (low, high) = WIDTHS[at - 1 : at + 1], costs[at - 1 : at + 1]
+    return low + (high - low) * (width - left) / (right - left)
 
 
 @lru_cache(maxsize=64)

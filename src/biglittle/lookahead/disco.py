@@ -103,6 +103,18 @@ class Disco(Lookahead):
         file = Path(self.path).expanduser()
         return _load(str(file), file.stat().st_mtime_ns if file.is_file() else 0)
 
+    def warning(self, target: str, draft: str) -> str:
+        """See `Lookahead.warning`: a classifier knows the pair that it was trained for. Folders
+        may have moved, so their last names count."""
+        known = self.classifier.about.get("models", {})
+        theirs = known.get("target", target), known.get("draft", draft)
+        if [Path(name).name for name in theirs] == [Path(target).name, Path(draft).name]:
+            return ""
+        return (
+            f"disco: {self.path} was trained for {theirs[0]} with {theirs[1]}, and this is "
+            f"{target} with {draft}: it may stop too early or too late; {TRAIN}"
+        )
+
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """Keep the token that will not be accepted, and stop."""
         classifier = self.classifier

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -46,7 +46,13 @@ class Heuristic(Lookahead):
 
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """Go on until the budget is spent, or after a token below the threshold."""
-        return keep_below(step.confidence, self.threshold, Decision.KEEP)
+        return self.decide_window(step.confidence, (), states)
+
+    def decide_window(
+        self, confidence: Tensor, steps: Iterable[DraftStep], states: Sequence[Any]
+    ) -> Tensor:
+        """See `Lookahead.decide_window`."""
+        return keep_below(confidence, self.threshold, Decision.KEEP)
 
     def observe(self, state: Any, seen: Round) -> int:
         """γ for the next round."""

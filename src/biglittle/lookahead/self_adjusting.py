@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +22,11 @@ SAMPLES = 5  # the threshold stays until more than so many tokens were judged
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a row has learned: every judged token's confidence, and whether it was accepted."""
+    """What a row has learned."""
 
     threshold: float
-    confidence: tuple[float, ...] = ()
-    accepted: tuple[bool, ...] = ()
+    judged: tuple[tuple[float, bool], ...] = ()
+    """Every judged token's confidence, and whether it was accepted; by confidence, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,33 +54,50 @@ class SelfAdjusting(Lookahead):
 
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """Keep the unsure token and stop, by each row's own threshold."""
-        own = [1.0 if state is None else state.threshold for state in states]
-        below = step.confidence < torch.tensor(own, device=step.confidence.device)
+        return self.decide_window(step.confidence[:, None], (), states)[:, 0]
+
+    def decide_window(
+        self, confidence: Tensor, steps: Iterable[DraftStep], states: Sequence[Any]
+    ) -> Tensor:
+        """See `Lookahead.decide_window`."""
+        own = [[1.0 if state is None else state.threshold] for state in states]
+        below = confidence < torch.tensor(own, device=confidence.device)
         return below.to(torch.int8) * int(Decision.KEEP)
 
     def observe(self, state: Any, seen: Round) -> State:
         """Judged are the accepted tokens and the first rejected one; those after it are not."""
         if not seen.drafted:
             return state  # type: ignore[no-any-return]
-        judged = min(seen.accepted + 1, seen.drafted)
-        confidence = state.confidence + seen.confidence[:judged]
-        accepted = state.accepted + tuple(at < seen.accepted for at in range(judged))
-        threshold = best_threshold(confidence, accepted) if len(accepted) > SAMPLES else None
-        return State(state.threshold if threshold is None else threshold, confidence, accepted)
+        judged = list(state.judged)
+        for at, sure in enumerate(seen.confidence[: min(seen.accepted + 1, seen.drafted)]):
+            insort(judged, (sure, at < seen.accepted))
+        found = best_threshold(judged) if len(judged) > SAMPLES else None
+        return State(state.threshold if found is None else found, tuple(judged))
 
 
-def best_threshold(confidence: Sequence[float], accepted: Sequence[bool]) -> float | None:
+def best_threshold(judged: Sequence[tuple[float, bool]]) -> float | None:
     """The confidence, among those seen, that as a threshold minimises FPR + 3·FNR; of several the
     largest. None unless some tokens were accepted and some not.
 
     A token at or above the threshold counts as predicted to be accepted. FPR is the share of the
     rejected tokens that are, FNR the share of the accepted ones that are not.
+
+    Args:
+        judged: Tokens' confidence, and whether they were accepted; by confidence, ascending.
     """
-    sure, good = np.asarray(confidence), np.asarray(accepted, np.bool_)
-    if good.all() or not good.any():
+    good = sum(right for _, right in judged)
+    bad = len(judged) - good
+    if not good or not bad:
         return None
-    points = np.unique(sure)[::-1]
-    rejected, kept = np.sort(sure[~good]), np.sort(sure[good])
-    false_positives = 1 - np.searchsorted(rejected, points) / len(rejected)
-    false_negatives = np.searchsorted(kept, points) / len(kept)
-    return float(points[np.argmin(false_positives + MISS * false_negatives)])
+    best, least = 0.0, math.inf
+    kept = rejected = 0  # below the confidence that is looked at
+    last = -math.inf
+    for sure, right in judged:
+        if sure > last:
+            loss = (1 - rejected / bad) + MISS * (kept / good)
+            if loss <= least:
+                best, least = sure, loss
+            last = sure
+        kept += right
+        rejected += not right
+    return best

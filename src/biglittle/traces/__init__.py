@@ -5,7 +5,7 @@ lossless greedy decoding: see `replay`.
 """
 
 from .base import Header, Proposals, Trace, Traces
-from .disco import Calibration, DiscoReport, train_disco
+from .disco import Calibration, DiscoReport, fit_disco, train_disco
 from .file import read_traces
 from .record import record
 from .replay import Replay, oracle, replay
@@ -18,6 +18,7 @@ __all__ = [
     "Replay",
     "Trace",
     "Traces",
+    "fit_disco",
     "oracle",
     "read_traces",
     "record",

@@ -15,7 +15,7 @@ from ..lookahead.disco import Classifier
 from .base import Traces
 from .replay import windows_of
 
-__all__ = ["Calibration", "DiscoReport", "train_disco"]
+__all__ = ["Calibration", "DiscoReport", "fit_disco", "train_disco"]
 
 STEPS = 1000
 BATCH = 512
@@ -63,6 +63,11 @@ class _Samples:
     accepted: Tensor
     confidence: Tensor
 
+    @property
+    def both(self) -> bool:
+        """Whether there are accepted and rejected ones."""
+        return bool(self.accepted.any()) and not bool(self.accepted.all())
+
     def of(self, which: Tensor) -> _Samples:
         return _Samples(*(getattr(self, name)[which] for name in self.__slots__))
 
@@ -79,30 +84,57 @@ def train_disco(traces: Traces, path: str | Path, *, seed: int = 0) -> DiscoRepo
         ParameterError: Too few prompts, nothing but accepted or rejected tokens, or a draft
             without a distribution; a path that cannot be written.
     """
-    if not traces.header.chained:
-        raise ParameterError("DISCO reads the draft's probabilities, and this trace has none")
     samples, prompt = _samples(traces)
     held = prompt % HELD_OUT == HELD_OUT - 1
     train, test = samples.of(~held), samples.of(held)
-    if len(traces) < HELD_OUT or not 0 < float(train.accepted.mean()) < 1 or not len(test.accepted):
+    if len(traces) < HELD_OUT or not train.both or not len(test.accepted):
         raise ParameterError(
             f"DISCO needs accepted and rejected tokens of at least {HELD_OUT} prompts; this trace "
             f"has {len(traces)}"
         )
-    classifier = Classifier(traces.header.top)
-    _fit(classifier, train, seed)
+    classifier = _fitted(traces, train, seed)
     report = _judge(classifier, train, test, int(prompt[held].unique().numel()))
-    classifier.about = {"models": dict(traces.header.models), "report": asdict(report)}
+    classifier.about |= {"report": asdict(report)}
+    _save(classifier, path)
+    return report
+
+
+def fit_disco(traces: Traces, path: str | Path, *, seed: int = 0) -> None:
+    """Train a classifier on all prompts and write it; for whoever judges it by other means.
+
+    Args:
+        traces: See `train_disco`.
+        path: Where the classifier goes.
+        seed: See `train_disco`.
+
+    Raises:
+        ParameterError: Nothing but accepted or rejected tokens, or a draft without a distribution;
+            a path that cannot be written.
+    """
+    samples, _ = _samples(traces)
+    if not samples.both:
+        raise ParameterError("DISCO needs tokens that the target accepts, and some that it rejects")
+    _save(_fitted(traces, samples, seed), path)
+
+
+def _fitted(traces: Traces, samples: _Samples, seed: int) -> Classifier:
+    classifier = Classifier(traces.header.top, {"models": dict(traces.header.models)})
+    _fit(classifier, samples, seed)
+    return classifier
+
+
+def _save(classifier: Classifier, path: str | Path) -> None:
     try:
         classifier.save(path)
     except (OSError, SafetensorError) as error:
         raise ParameterError(f"{path}: cannot be written ({error})") from None
-    return report
 
 
 def _samples(traces: Traces) -> tuple[_Samples, Tensor]:
     """Tokens of all windows that could start anywhere, up to and with the first that is rejected;
     and which prompt each is of."""
+    if not traces.header.chained:
+        raise ParameterError("DISCO reads the draft's probabilities, and this trace has none")
     windows = windows_of(traces)
     judged = np.minimum(windows.matches + 1, windows.available)
     width = np.arange(windows.index.shape[1])

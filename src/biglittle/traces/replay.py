@@ -6,7 +6,7 @@ proposes depends only on where it starts, and a trace knows it for every start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -65,6 +65,26 @@ class Replay:
         """Accepted of drafted tokens; 0 without drafts."""
         return float(self.accepted.sum() / max(1, self.drafted.sum()))
 
+    @classmethod
+    def join(cls, parts: Sequence[tuple[Ints, Replay]]) -> Replay:
+        """Replays of parts of a file's prompts as one of all; with each, which prompts it is of."""
+        prompt = np.concatenate([own[part.prompt] for own, part in parts])
+        order = prompt.argsort(kind="stable")
+
+        def column(name: str) -> Ints:
+            return np.concatenate([getattr(part, name) for _, part in parts])[order]
+
+        return cls(
+            prompt=prompt[order],
+            start=column("start"),
+            drafted=column("drafted"),
+            accepted=column("accepted"),
+            fallback=column("fallback"),
+            prompts=sum(part.prompts for _, part in parts),
+            new_tokens=sum(part.new_tokens for _, part in parts),
+            modelled=parts[0][1].modelled,
+        )
+
     def rounds(self, prompt: int) -> list[tuple[int, int, bool]]:
         """(drafted, accepted, fallback) of a prompt's rounds."""
         own = self.prompt == prompt
@@ -94,11 +114,13 @@ def replay(traces: Traces, policy: PolicyLike) -> Replay:
     def draft(rows: Ints, prompts: Ints) -> _Drafts:
         found = windows.draft(rule, rows, [states[prompt] for prompt in prompts])
         accepted = np.minimum(found.drafted, windows.matches[rows])
-        confidence = windows.confidence[torch.from_numpy(windows.index[rows])]
-        for at, prompt in enumerate(prompts):
-            count, fallback = int(found.drafted[at]), bool(found.fallback[at])
-            sure = tuple(confidence[at, : count + fallback].tolist())
-            seen = Round(count, int(accepted[at]), sure, fallback)
+        widest = int((found.drafted + found.fallback).max(initial=0))
+        confidence = windows.confidence[torch.from_numpy(windows.index[rows, :widest])].tolist()
+        columns = (prompts, found.drafted, accepted, found.fallback)
+        for (prompt, count, right, fallback), sure in zip(
+            np.stack(columns, axis=1).tolist(), confidence, strict=True
+        ):
+            seen = Round(count, right, tuple(sure[: count + fallback]), fallback > 0)
             states[prompt] = rule.observe(states[prompt], seen)
         return found
 
@@ -156,42 +178,56 @@ class Windows:
     entropy: Tensor
 
     def draft(self, rule: Lookahead, rows: Ints, states: Sequence[Any]) -> _Drafts:
-        """Ask a rule about windows, token after token, as a drafter does."""
+        """Ask a rule about windows, as a drafter does token after token."""
         budget = np.minimum([rule.budget(state) for state in states], self.room[rows])
-        available, closed = self.available[rows], self.closed[rows]
-        drafted, fallback = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        is_open = (budget > 0) & (available > 0)
-        before: list[Tensor] = []
-        while is_open.any():
-            k = len(before)
-            if (short := is_open & (available <= k)).any():
-                raise ParameterError(
-                    f"{rule.name}: a window of more than {int(available[short][0])} tokens, the "
-                    "most that the trace holds; record with a larger cap, or give the policy a "
-                    "smaller tokens="
-                )
-            step = self._step(self.index[rows, k], before)
-            decisions = rule.decide(step, states).numpy()
-            before.append(step.confidence)
-            drafted += is_open & (decisions != Decision.DROP)
-            fallback += is_open & (decisions == Decision.DROP)
-            last = (k + 1 >= budget) | (closed & (k + 1 >= available))
-            is_open &= (decisions == Decision.CONTINUE) & ~last
-        return _Drafts(drafted, fallback)
+        count = np.minimum(budget, self.available[rows])  # the most that each could come to
+        drafts = _Drafts.none(len(rows))
+        if (some := np.flatnonzero(count)).size:
+            own = [states[row] for row in some.tolist()]
+            last, decisions = self._last(rule, rows[some], own, count[some])
+            self._check_recorded(rule, rows[some], budget[some], count[some], decisions)
+            drafts.fallback[some] = decisions == Decision.DROP
+            drafts.drafted[some] = last + 1 - drafts.fallback[some]
+        return drafts
 
-    def _step(self, index: Ints, before: list[Tensor]) -> RecordedStep:
-        at = torch.from_numpy(index)
-        sure = self.confidence[at]
-        return RecordedStep(
-            index=len(before),
-            tokens=self.tokens[at],
-            confidence=sure,
-            top=sure,  # a greedy draft takes its most likely token
-            logits=None,
-            before=tuple(before),
-            recorded=(self.top, self.entropy),
-            at=at,
-        )
+    def _last(
+        self, rule: Lookahead, rows: Ints, states: Sequence[Any], count: Ints
+    ) -> tuple[Ints, Ints]:
+        """Which token is each window's last, and what the rule said of it; of `count` at most."""
+        width = int(count.max())
+        at = torch.from_numpy(self.index[rows, :width])
+        confidence = self.confidence[at]
+        steps = self._steps(at, confidence)
+        decisions = rule.decide_window(confidence, steps, states).numpy().astype(np.int64)
+        stops = (decisions != Decision.CONTINUE) | (np.arange(width) >= count[:, None] - 1)
+        last = stops.argmax(axis=1)
+        return last, decisions[np.arange(len(rows)), last]
+
+    def _check_recorded(
+        self, rule: Lookahead, rows: Ints, budget: Ints, count: Ints, decisions: Ints
+    ) -> None:
+        """Refuse windows that would have gone on beyond the trace."""
+        short = (decisions == Decision.CONTINUE) & (count < budget) & ~self.closed[rows]
+        if short.any():
+            raise ParameterError(
+                f"{rule.name}: a window of more than {int(count[short][0])} tokens, the most that "
+                "the trace holds; record with a larger cap, or give the policy a smaller tokens="
+            )
+
+    def _steps(self, at: Tensor, confidence: Tensor) -> Iterator[RecordedStep]:
+        """The windows' steps; `at` says which proposals they are, [rows, width]."""
+        sure = confidence.unbind(dim=1)
+        for index, own in enumerate(at.unbind(dim=1)):
+            yield RecordedStep(
+                index=index,
+                tokens=self.tokens[own],
+                confidence=sure[index],
+                top=sure[index],  # a greedy draft takes its most likely token
+                logits=None,
+                before=sure[:index],
+                recorded=(self.top, self.entropy),
+                at=own,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
