@@ -53,7 +53,7 @@ def make_tokenizer(lines: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def make_model(name: str, vocab: int, seed: int) -> T5ForConditionalGeneration:
     """A model of `SHAPES`, its weights drawn by a seed."""
-    shape: dict[str, Any] = dict(SHAPES[name])
+    shape: dict[str, Any] = {**SHAPES[name], "decoder_start_token_id": 0}
     torch.manual_seed(seed)
     return T5ForConditionalGeneration(
         T5Config(
@@ -63,7 +63,6 @@ def make_model(name: str, vocab: int, seed: int) -> T5ForConditionalGeneration:
             dropout_rate=0.3 if name == "large" else 0.1,
             pad_token_id=0,
             eos_token_id=1,
-            decoder_start_token_id=0,
             **shape,
         )
     )
