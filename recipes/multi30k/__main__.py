@@ -36,7 +36,7 @@ SEED = 0
 HELD_OUT = 500
 SETTINGS = {
     "large": Settings(
-        optimizer="adamw", learning_rate=1e-3, schedule="cosine", warmup=600, epochs=12,
+        optimizer="adamw", learning_rate=1e-3, schedule="cosine", warmup=600, epochs=10,
         batch=64, smoothing=0.1, weight_decay=0.01, patience=0, seed=SEED,
     ),
     "small": Settings(
