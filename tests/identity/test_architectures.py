@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models import ALL, CAUSAL, VOCAB, build, encoder_inputs
-from transformers import GenerationMixin
+from tests.models import ALL, CAUSAL, T5, VOCAB, build, encoder_inputs
+from transformers import GenerationMixin, T5Config, T5ForConditionalGeneration
 
 from biglittle import Pair, Result
 
@@ -128,3 +128,32 @@ def test_plain_decoding(name: str) -> None:
     results = Pair(model(name)).generate(list(prompts(name)), max_new_tokens=NEW_TOKENS)
     assert tokens(results) == plain(name)
     assert all(result.stats.drafted == 0 for result in results)
+
+
+@pytest.mark.parametrize("layers", [(2, 4), (4, 2)], ids=str)
+@pytest.mark.parametrize("draft", [None, "early-exit:layers=1"])
+def test_a_decoder_that_is_not_as_deep_as_its_encoder(
+    draft: str | None, layers: tuple[int, int]
+) -> None:
+    """Against plain forwards: transformers' own cache has the encoder's number of layers."""
+    torch.manual_seed(0)
+    shape = {"num_layers": layers[0], "num_decoder_layers": layers[1]}
+    big: Any = T5ForConditionalGeneration(T5Config(**{**T5, **shape})).eval()
+    with torch.no_grad():
+        for weight in big.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0.0, 0.3)
+    big.generation_config.eos_token_id = None
+    wanted = []
+    for prompt in prompts("t5"):
+        ids = torch.tensor([[0]])
+        for _ in range(NEW_TOKENS):
+            with torch.inference_mode():
+                logits = big(**prompt, decoder_input_ids=ids, use_cache=False).logits
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+        wanted.append(ids[0, 1:].tolist())
+    policy = "none" if draft is None else "static:tokens=4"
+    results = Pair(big, draft).generate(
+        list(prompts("t5")), policy=policy, max_new_tokens=NEW_TOKENS
+    )
+    assert tokens(results) == wanted

@@ -75,7 +75,12 @@ def is_seq2seq(model: PreTrainedModel) -> bool:
 
 def decoder_config(model: PreTrainedModel) -> Any:
     """The configuration of the part that decodes."""
-    return model.config.get_text_config(decoder=True)
+    return _own_config(model).get_text_config(decoder=True)
+
+
+def _own_config(model: PreTrainedModel) -> Any:
+    """The decoder's: a T5-like one has another number of layers in it than the encoder may have."""
+    return model.get_decoder().config if is_seq2seq(model) else model.config
 
 
 def vocab_size(model: PreTrainedModel) -> int:
@@ -144,7 +149,7 @@ def layer_kinds(model: PreTrainedModel) -> list[tuple[str, int]]:
     ("chunked_attention", 8192)."""
     config = decoder_config(model)
     kinds = getattr(config, "layer_types", None)
-    layers = DynamicCache(config=model.config).layers
+    layers = DynamicCache(config=_own_config(model)).layers
     found = []
     for index, layer in enumerate(layers):
         if not isinstance(layer, DynamicSlidingWindowLayer):
@@ -189,7 +194,7 @@ def _rolls_back(model: PreTrainedModel) -> bool:
     if getattr(model, "_is_stateful", False) and not kinds <= {"full_attention", *SLIDING}:
         return False
     try:
-        layers = DynamicCache(config=model.config).layers
+        layers = DynamicCache(config=_own_config(model)).layers
     except (AttributeError, KeyError, NotImplementedError, TypeError, ValueError):
         return False  # transformers has no attention cache for it
     # A dummy layer is one that attends to an earlier layer's keys and values.
