@@ -17,8 +17,10 @@ import transformers as tf
 from ...errors import LoadError, ParameterError, UnsupportedModelError
 from ..base import EncoderInput, Model
 from ..transformers.gguf import check_magic
+from ..transformers.loading import local_path
 from .binding import complaints, library
-from .context import Context, Weights, available_memory
+from .context import Context, Weights
+from .memory import available_memory
 from .options import CACHE_TYPES, LlamaOptions
 from .runner import LlamaRunner
 from .tokenizer import GgufTokenizer
@@ -44,7 +46,7 @@ class LlamaModel:
     def __init__(
         self, path: str | Path, options: LlamaOptions | Mapping[str, Any] | None = None
     ) -> None:
-        self.path = Path(path).expanduser()
+        self.path = local_path(path)
         self.options = LlamaOptions.make(options)
         self.name = str(path)
         self.device = torch.device("cpu")  # where its logits are, whatever computes them
