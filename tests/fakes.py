@@ -79,6 +79,7 @@ class ScriptedRunner:
         self.device = CPU
         self.limits = Limits(context, rows)
         self.lengths: list[int] = []
+        self.reused = 0
         self.stopwatch = Stopwatch(CPU)
         self.slots: list[list[int]] = []
         """What is in the cache, beyond the rows' lengths too."""
@@ -95,7 +96,7 @@ class ScriptedRunner:
     @torch.inference_mode()
     def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
         """See `Runner.admit`."""
-        known = saved.shared(prompt.tokens) if saved else 0
+        self.reused = known = saved.shared(prompt.tokens) if saved else 0
         tokens = [*(saved.state[:known] if saved else []), *prompt.tokens[known:]]
         self._add_row(tokens)
         self.admitted += 1

@@ -80,6 +80,20 @@ def test_a_type_without_its_mixture(run: Run, tmp_path: Path, quantize: str) -> 
     assert result.stderr.endswith(f"; did you mean '{quantize.lower()}_m'?\n")
 
 
+def test_a_name_that_no_file_can_have(run: Run, folders: dict[str, str], tmp_path: Path) -> None:
+    from biglittle import ParameterError
+    from biglittle.engines.llama_cpp.convert import convert
+
+    name = str(tmp_path / f"{'x' * 300}.gguf")
+    result = run("convert", folders["draft"], name)
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {name}: File name too long\n"
+    with pytest.raises(ParameterError, match="File name too long; give another name"):
+        convert(folders["draft"], name)
+    longest = tmp_path / f"{'x' * 250}.gguf"  # the longest that one can
+    assert run("convert", folders["draft"], str(longest), "--no-check").exit_code == 0
+
+
 def test_a_bad_request_is_refused_before_a_model_is_fetched(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

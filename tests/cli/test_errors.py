@@ -35,6 +35,8 @@ def refused(done: Any, *words: str) -> str:
     return str(lines[0])
 
 
+LONG = "x" * 300  # more than a file's name may have
+
 OPTIONS: list[tuple[list[str], list[str]]] = [
     (["-p", "dinamic"], ["dinamic", "did you mean 'dynamic'?"]),
     (["-p", "bild:falback=0.6"], ["falback", "did you mean 'fallback'?"]),
@@ -42,6 +44,10 @@ OPTIONS: list[tuple[list[str], list[str]]] = [
     (["-p", "bild:rollback=lots"], ["rollback=lots", "number"]),
     (["-p", "static:tokens=0"], ["tokens", "0"]),
     (["-p", ""], ["policy"]),
+    (["-p", f"disco:path={LONG}"], ["disco", "is not there"]),
+    (["-t", LONG], ["File name too long", "give a hub id"]),
+    (["-d", LONG], ["File name too long", "give a hub id"]),
+    (["-t", "~no-such-user/model"], ["home directory"]),
     (["--temperature", "-1"], ["--temperature -1", "at least 0"]),
     (["--temperature", "hot"], ["--temperature"]),
     (["--top-p", "1.5", "--temperature", "1"], ["--top-p 1.5", "at most 1"]),

@@ -91,6 +91,7 @@ class Twin:
         self.encoders.append(encoder_inputs(architecture(self.name), 3 + a % 5, seed=b))
         prompt = Prompt(tuple(self.rows[-1]), self.encoders[-1])
         logits = self.runner.admit(prompt, saved)
+        assert 0 <= self.runner.reused <= (saved.shared(prompt.tokens) if saved else 0)
         self.check(len(self.rows) - 1, logits)
 
     def append(self, a: int, b: int) -> None:

@@ -153,6 +153,20 @@ def test_a_next_turn_goes_on_from_the_last_ones_state(big: LlamaModel, little: L
         del engine
 
 
+def test_a_state_that_another_model_left_is_not_counted(files: tuple[Path, Path]) -> None:
+    """It lies in a context of that model's: the prompt is read anew."""
+    first, second = (LlamaModel(files[0], EXACT) for _ in range(2))
+    row = first.runner()
+    row.admit(Prompt((3, 4, 5)))
+    saved = row.save(0, (3, 4, 5))
+    del row  # gives its context back
+    for model, reused in ((first, 3), (second, 0)):
+        (request,) = Pair(model).requests([3, 4, 5, 6], max_new_tokens=2)
+        request.saved = (saved, None)
+        (result,) = Pair(model).run([request])
+        assert result.stats.reused_tokens == reused
+
+
 def test_defaults_are_the_files_own(tmp_path: Path) -> None:
     defaults: dict[str, Any] = {"temp": 0.7, "top_p": 0.8, "penalty_repeat": 1.1}
     write_gguf(build("llama"), made_up(97), tmp_path / "own.gguf", **defaults)

@@ -11,8 +11,9 @@ import pytest
 from tests.models import build
 from tests.traces.conftest import PROMPTS
 
-from biglittle import Pair, ParameterError
+from biglittle import BiglittleError, Pair, ParameterError
 from biglittle.traces import Traces, read_traces, record
+from biglittle.traces.file import Writer
 
 NEW = 10
 
@@ -140,6 +141,21 @@ def test_damaged_lines(near: Pair, tmp_path: Path, line: Any) -> None:
         file.write(line)
     with pytest.raises(ParameterError, match="line 3: damaged"):
         read_traces(path)
+
+
+def test_a_full_disk(near: Pair, tmp_path: Path) -> None:
+    """Linux has a file that is always full."""
+    full = tmp_path / "full"
+    full.symlink_to("/dev/full")
+    with pytest.raises(ParameterError, match="full: cannot be written .No space left"):
+        record(near, PROMPTS[:1], full, max_new_tokens=NEW)
+    path = tmp_path / "t.jsonl"
+    known = record(near, PROMPTS[:1], path, max_new_tokens=NEW)
+    writer = Writer(path, known.header)
+    path.rename(tmp_path / "kept")
+    path.symlink_to("/dev/full")
+    with pytest.raises(BiglittleError, match="No space left .*the same call goes on"):
+        writer.add(known.traces[0])
 
 
 def test_a_file_with_something_else_in_it_is_left_alone(near: Pair, tmp_path: Path) -> None:

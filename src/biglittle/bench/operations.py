@@ -21,12 +21,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..engines.llama_cpp import LlamaModel
+from ..engines.llama_cpp.header import read_header
 from ..engines.llama_cpp.options import CACHE_TYPES
 from ..engines.transformers.capability import decoder_config, is_seq2seq, layer_kinds
 from ..engines.transformers.packing import PackedLinear
 from ..engines.transformers.quantizing import Int4Linear
 from ..pair import Pair
-from .gguf_header import read_header
 
 __all__ = ["Operations", "Shape", "Shapes", "Weights", "operations", "shapes_of"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from io import TextIOWrapper
@@ -33,6 +34,19 @@ Exit codes: 0 all went well, 1 something failed, 2 bad input, 130 ended by Ctrl-
 """
 
 
+PATH_ERRORS = {
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+"""What is wrong with a path that was given."""
+
+
 class Commands(TyperGroup):
     """The root command: whatever goes wrong becomes one line and an exit code."""
 
@@ -50,8 +64,7 @@ class Commands(TyperGroup):
             if self.debug:
                 traceback.print_exc()
             complain(_in_words(error))
-            refused = isinstance(error, BiglittleError) and not isinstance(error, RowError)
-            sys.exit(2 if refused else 1)
+            sys.exit(2 if _refused(error) else 1)
 
 
 def _usage(error: typer.TyperException) -> str:
@@ -60,9 +73,18 @@ def _usage(error: typer.TyperException) -> str:
     return error.format_message().rstrip(".") + hint
 
 
+def _refused(error: Exception) -> bool:
+    """Whether it is what the user asked for that cannot be done."""
+    if isinstance(error, OSError) and error.errno in PATH_ERRORS:
+        return True
+    return isinstance(error, BiglittleError) and not isinstance(error, RowError)
+
+
 def _in_words(error: Exception) -> str:
     if isinstance(error, BiglittleError):
         return in_options(str(error))
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     return f"{type(error).__name__}: {error} (--debug shows where)"
 
 

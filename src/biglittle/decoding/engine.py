@@ -215,7 +215,7 @@ class Engine:
             else:
                 saved = row.request.saved[0] if row.request.saved else None
                 logits = self.target.admit(prompt, saved).clone()  # borrowed until the next one
-                row.stats.reused_tokens = saved.shared(prompt.tokens) if saved else 0
+                row.stats.reused_tokens = self.target.reused
                 row.stats.target_passes += 1
                 known[id(prompt)] = len(self.rows), logits
             self.rows.append(row)

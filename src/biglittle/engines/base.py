@@ -90,13 +90,16 @@ class Runner(Protocol):
     limits: Limits
     lengths: list[int]
     """Cached tokens of every row."""
+    reused: int
+    """Tokens of the last prompt admitted that were not computed again."""
     stopwatch: Stopwatch
     """Runs while the model does."""
 
     def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
         """Append a row, read its prompt, and return the logits after its last token: [1, vocab].
 
-        What `saved` shares with the prompt is not computed again.
+        What `saved` shares with the prompt is not computed again, where the engine still has it:
+        `reused` says how much that was.
         """
 
     def fork(self, row: int) -> None:

@@ -55,6 +55,8 @@ class Recipe:
             raise ParameterError(
                 f"unknown engine {self.engine!r}; known: auto, {', '.join(ENGINES)}{hint}"
             )
+        if self.is_read:
+            transformers_loading.local_path(self.source)
         transformers_loading.pick_dtype(self.dtype)
         device = self._device()
         transformers_loading.check_quantize(self.quantize, self.source, self.device)
@@ -116,7 +118,7 @@ class Recipe:
 
     @property
     def _entry(self) -> catalogue.CatalogueEntry | None:
-        here = not self.is_read or Path(self.source).expanduser().exists()
+        here = not self.is_read or transformers_loading.local_path(self.source).exists()
         return None if here else catalogue.find(str(self.source))
 
     @property
@@ -196,7 +198,7 @@ class Recipe:
             bring(self._entry, progress=progress)
 
     def _path(self) -> Path:
-        path = Path(self.source).expanduser()
+        path = transformers_loading.local_path(self.source)
         if self._entry is not None:
             return catalogue.fetch_gguf(self._entry)
         if not path.is_file():

@@ -58,7 +58,7 @@ class Classifier(nn.Module):
         Raises:
             PolicyError: The file is missing or something else.
         """
-        if not Path(path).is_file():
+        if not _is_file(Path(path)):
             raise PolicyError(f"disco: path={str(path)!r} is not there; {TRAIN}")
         try:
             with safe_open(str(path), "pt") as file:
@@ -101,7 +101,7 @@ class Disco(Lookahead):
     def classifier(self) -> Classifier:
         """The classifier in the file."""
         file = Path(self.path).expanduser()
-        return _load(str(file), file.stat().st_mtime_ns if file.is_file() else 0)
+        return _load(str(file), file.stat().st_mtime_ns if _is_file(file) else 0)
 
     def warning(self, target: str, draft: str) -> str:
         """See `Lookahead.warning`: a classifier knows the pair that it was trained for. Folders
@@ -123,6 +123,13 @@ class Disco(Lookahead):
         with torch.inference_mode():
             chance = classifier(top.cpu(), entropy.cpu(), place.cpu()).sigmoid()
         return keep_below(chance, self.threshold, Decision.KEEP).to(step.tokens.device)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no file can have that name
+        return False
 
 
 @lru_cache(maxsize=8)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ParameterError
+from ..errors import BiglittleError, ParameterError
 from .base import VERSION, Header, Proposals, Trace, Traces, header_fields
 
 __all__ = ["Writer", "read_traces"]
@@ -59,27 +59,40 @@ class Writer:
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         self.done: dict[str, Trace] = {}
-        lines = _lines(path) if path.exists() and path.stat().st_size else []
-        if lines:
-            found = read_traces(path)
-            _check_same(path, found.header, header)
-            self.done = {trace.key: trace for trace in found}
-            whole = sum(len(line) + 1 for line in lines)
-            with path.open("r+b") as file:
-                file.truncate(whole)
-            return
-        if path.exists() and path.stat().st_size:
-            raise ParameterError(f"{path}: no trace file; give another name")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_line({"format": FORMAT, **asdict(header)}))
+            if path.exists() and path.stat().st_size:
+                self._go_on(header)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(_line({"format": FORMAT, **asdict(header)}))
         except OSError as error:
             raise ParameterError(f"{path}: cannot be written ({error.strerror})") from None
 
+    def _go_on(self, header: Header) -> None:
+        """Take in what the file holds, and cut off what is unfinished."""
+        lines = _lines(self.path)
+        if not lines:
+            raise ParameterError(f"{self.path}: no trace file; give another name")
+        found = read_traces(self.path)
+        _check_same(self.path, found.header, header)
+        self.done = {trace.key: trace for trace in found}
+        with self.path.open("r+b") as file:
+            file.truncate(sum(len(line) + 1 for line in lines))
+
     def add(self, trace: Trace) -> None:
-        """Append a trace; it is on the disk when this returns."""
-        with self.path.open("ab") as file:
-            file.write(_line(_plain(trace)))
+        """Append a trace; it is on the disk when this returns.
+
+        Raises:
+            BiglittleError: It cannot be written, the disk being full or gone.
+        """
+        try:
+            with self.path.open("ab") as file:
+                file.write(_line(_plain(trace)))
+        except OSError as error:
+            raise BiglittleError(
+                f"{self.path}: cannot be written ({error.strerror}); what is recorded is kept, and "
+                "the same call goes on from there"
+            ) from None
         self.done[trace.key] = trace
 
 

@@ -7,7 +7,6 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,10 @@ from torch import Tensor
 
 from ...errors import BiglittleError, ContextError
 from .binding import complaints, library
+from .memory import available_memory
 from .options import CACHE_TYPES, LlamaOptions
 
-__all__ = ["ROWS", "Context", "Kept", "Weights", "available_memory"]
+__all__ = ["ROWS", "Context", "Kept", "Weights"]
 
 SEQUENCES = 256  # of one context, rows and what finished rows left for later: llama.cpp's limit
 ROWS = SEQUENCES // 2  # the other half is for what finished rows leave behind
@@ -289,16 +289,6 @@ def _move(source: Any, target: Any) -> None:
     binding.llama_state_get_data(source, buffer, size)
     if not binding.llama_state_set_data(target, buffer, size):
         raise BiglittleError("llama.cpp could not move rows to a larger context")
-
-
-def available_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf8").splitlines()
-    except OSError:
-        return None
-    sizes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    return sizes[0] * 1024 if sizes else None
 
 
 def _parts(wanted: Sequence[bool], size: int, most: int) -> list[tuple[int, int]]:

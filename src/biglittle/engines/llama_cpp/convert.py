@@ -199,11 +199,15 @@ def _check_request(kind: str, target: Path, force: bool) -> None:
         )
     if target.suffix != ".gguf":
         raise ParameterError(f"{target}: the output's name must end in .gguf")
+    try:
+        exists = target.exists()
+    except OSError as cause:
+        raise ParameterError(f"{target}: {cause.strerror}; give another name") from None
     if not target.parent.is_dir():
         raise LoadError(f"{target.parent}: no such folder")
     if target.is_dir():
         raise ParameterError(f"{target} is a folder; give a file's name")
-    if target.exists() and not force:
+    if exists and not force:
         raise ParameterError(f"{target} exists; give another name, or force=True to replace it")
 
 
@@ -224,7 +228,7 @@ def _check_space(target: Path, planned: Sequence[Planned], base: str, kind: str)
 def _scratch(target: Path) -> Iterator[Path]:
     """A folder beside the output, so that the file can be renamed; it goes whatever happens."""
     try:
-        with TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
+        with TemporaryDirectory(prefix=".biglittle-convert-", dir=target.parent) as scratch:
             yield Path(scratch)
     except BiglittleError:
         raise
@@ -345,9 +349,10 @@ class _Original:
 
 def _folder(source: str | Path) -> Path:
     """The folder of a model; one of the hub's is downloaded."""
-    if Path(source).expanduser().is_file():
+    path = loading.local_path(source)
+    if path.is_file():
         raise LoadError(f"{source}: a file; convert reads a Hugging Face folder, or a hub id")
-    here = Path(source).expanduser().exists()
+    here = path.exists()
     found = loading.locate(source)
     if not here:
         catalogue.warn_of_substitute(str(source))

@@ -17,8 +17,11 @@ import transformers as tf
 from ...errors import LoadError, ParameterError, UnsupportedModelError
 from ..base import EncoderInput, Model
 from ..transformers.gguf import check_magic
+from ..transformers.loading import local_path
 from .binding import complaints, library
-from .context import Context, Weights, available_memory
+from .context import Context, Weights
+from .header import check_header
+from .memory import available_memory
 from .options import CACHE_TYPES, LlamaOptions
 from .runner import LlamaRunner
 from .tokenizer import GgufTokenizer
@@ -44,7 +47,7 @@ class LlamaModel:
     def __init__(
         self, path: str | Path, options: LlamaOptions | Mapping[str, Any] | None = None
     ) -> None:
-        self.path = Path(path).expanduser()
+        self.path = local_path(path)
         self.options = LlamaOptions.make(options)
         self.name = str(path)
         self.device = torch.device("cpu")  # where its logits are, whatever computes them
@@ -228,6 +231,7 @@ NO_VOCABULARY = 0  # llama.cpp's number of that kind of tokenizer
 
 def _load(path: Path, settings: Any) -> Weights:
     check_magic(path)
+    check_header(path)
     complaints.clear()
     binding = library()
     pointer = binding.llama_model_load_from_file(os.fsencode(path), settings)
@@ -240,6 +244,7 @@ def _load(path: Path, settings: Any) -> Weights:
 
 
 def _reason(lines: list[str]) -> str:
-    """The first complaint, without the names of the functions that pass it on."""
-    first = lines[0] if lines else "it does not say why"
+    """The first error, or complaint, without the names of the functions that pass it on."""
+    errors = [line for line in lines if "error" in line]
+    first = [*errors, *lines, "it does not say why"][0]
     return first.split(": ", 1)[-1].rstrip(".")

@@ -34,6 +34,7 @@ class LlamaRunner:
         self.device = model.device
         self.limits = Limits(context=model.context, rows=ROWS)
         self.lengths: list[int] = []
+        self.reused = 0
         self.stopwatch = Stopwatch(self.device)
         self._borrowed: Context | None = None
         self._rows: list[int] = []
@@ -48,6 +49,7 @@ class LlamaRunner:
             shared = saved.shared(prompt.tokens)
             done = shared if self._context.whole(len(saved.tokens), shared) else 0
             self._context.copy(saved.state.sequence, sequence, done)
+        self.reused = done
         self._rows.append(sequence)
         self.lengths.append(len(prompt.tokens))
         with self.stopwatch:

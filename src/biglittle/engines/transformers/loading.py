@@ -180,6 +180,23 @@ def load_tokenizer(
 TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "spiece*")  # files that one of them leaves behind
 
 
+def local_path(source: str | Path) -> Path:
+    """What a source is if it is a file or a folder here, the user's own folder filled in.
+
+    Raises:
+        LoadError: No file can have that name, or nobody may look at it.
+    """
+    try:
+        path = Path(source).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as cause:  # RuntimeError: the folder of an unknown user
+        reason = getattr(cause, "strerror", None) or cause
+        raise LoadError(
+            f"{source}: {reason}; give a hub id, a folder or a GGUF file that can be read"
+        ) from None
+    return path
+
+
 def locate(source: str | Path, dtype: str | torch.dtype = "auto") -> str:
     """A folder or hub id for `from_pretrained`.
 
@@ -190,7 +207,7 @@ def locate(source: str | Path, dtype: str | torch.dtype = "auto") -> str:
     """
     if not str(source):
         raise LoadError("the model's name is empty; give a hub id, a folder or a GGUF file")
-    path = Path(source).expanduser()
+    path = local_path(source)
     if path.is_file():
         if path.suffix != ".gguf":
             raise LoadError(f"{source}: not a GGUF file; give a folder, a hub id or a .gguf file")

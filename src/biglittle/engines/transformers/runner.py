@@ -56,6 +56,7 @@ class TransformersRunner(ABC):
         self.device = embedding_weight(model).device
         self.limits = Limits(context=context_limit(model))
         self.lengths: list[int] = []
+        self.reused = 0
         self.stopwatch = Stopwatch(self.device)
         layers = _tuner_layers(model)
         self._disabled = [] if adapters else layers
@@ -89,7 +90,7 @@ class TransformersRunner(ABC):
         """See `Runner.admit`."""
         row = len(self.lengths)
         self._admit_encoder(prompt, row)
-        done = self._restore(prompt, row, saved)
+        self.reused = done = self._restore(prompt, row, saved)
         self.lengths.append(done)
         tokens = torch.tensor([prompt.tokens], device=self.device)
         logits = None
