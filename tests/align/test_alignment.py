@@ -119,7 +119,7 @@ def test_killed_at_any_stage_and_gone_on_with(
     assert again == found
     with pytest.raises(ParameterError, match="max_new_tokens=12, and now it is 13"):
         align(plan(folders, tasks, max_new_tokens=13), part)
-    with pytest.raises(ParameterError, match="training batch=6, and now it is 4"):
+    with pytest.raises(ParameterError, match="batch=6, and now it is 4"):
         align(plan(folders, tasks, settings=dataclasses.replace(FAST, batch=4)), part)
 
 

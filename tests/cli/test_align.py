@@ -56,9 +56,7 @@ def test_a_draft_is_made(
     assert "asking" not in again.stderr
     other = run(*arguments, "--lr", "0.5")
     assert other.exit_code == 2
-    assert (
-        "holds an alignment with training learning_rate=0.0001, and now it is 0.5" in other.stderr
-    )
+    assert "holds an alignment with --lr 0.0001, and now it is 0.5" in other.stderr
 
 
 def test_source_text_alone(run: Run, folders: dict[str, str], prompts: str, tmp_path: Path) -> None:

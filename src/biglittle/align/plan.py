@@ -111,6 +111,6 @@ class Plan:
             **{name: getattr(self, name) for name in names},
             "init": None if self.init is None else str(self.init),
             **{f"data {task.name}": data_hash(task) for task in self.tasks},
-            **{f"training {key}": v for key, v in dataclasses.asdict(self.settings).items()},
-            **{f"loading {key}": str(v) for key, v in self.options.items() if v is not None},
+            **dataclasses.asdict(self.settings),
+            **{key: str(v) for key, v in self.options.items() if v is not None},
         }
