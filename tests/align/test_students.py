@@ -46,8 +46,12 @@ def test_an_adapter_names_its_base_and_is_small(
 def test_a_draft_is_kept_in_its_own_type(
     folders: dict[str, str], samples: list[Sample], tmp_path: Path
 ) -> None:
-    usual = {"target": folders["target"], "draft": folders["draft"]}
-    plan = Plan(**usual, settings=FAST, options={"draft_dtype": "bfloat16"})
+    plan = Plan(
+        target=folders["target"],
+        draft=folders["draft"],
+        settings=FAST,
+        options={"draft_dtype": "bfloat16"},
+    )
     student = make_student(plan, tmp_path / "out", tmp_path / "work")
     student.train(samples[2:], samples[:2], tmp_path / "training", no_progress, None)
     weights = load_file(tmp_path / "out" / "model.safetensors")
