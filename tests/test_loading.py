@@ -162,6 +162,22 @@ def test_an_adapter_on_the_target(folder: Path, adapter: Path, model: Any) -> No
     assert tokens(draft.generate(prompt(), max_new_tokens=8)) == plain(model, prompt(), 8)
 
 
+def test_an_adapter_that_drafts_is_merged(folder: Path, adapter: Path) -> None:
+    pair = biglittle.load(folder, adapter, device="cpu", pack=False)
+    target = biglittle.load(adapter, device="cpu", pack=False)  # as a target, it stays apart
+    kinds = {type(module).__module__.split(".")[0] for module in pair.draft.modules()}
+    assert "peft" not in kinds
+    assert pair.draft_name == str(adapter)  # not its base's, for traces of the two differ
+    written = tokens(Pair(pair.draft).generate(prompt(), max_new_tokens=8))
+    assert written == tokens(target.generate(prompt(), max_new_tokens=8))
+    for options in ({"draft_quantize": "int4"}, {"draft_dtype": "bfloat16"}):
+        other = biglittle.load(folder, adapter, device="cpu", **options)
+        assert other.draft_name == str(adapter)
+        answer = other.generate(prompt(), policy="static:tokens=3", max_new_tokens=8)
+        plain = other.generate(prompt(), policy="none", max_new_tokens=8)
+        assert tokens(answer) == tokens(plain)
+
+
 def test_a_folder_without_a_tokenizer(spoilt: Path, model: Any) -> None:
     for file in spoilt.glob("tokenizer*"):
         file.unlink()

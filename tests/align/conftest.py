@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    words = "big little model target draft token prefix window row round".split()
+    words = ["big", "little", "model", "target", "draft", "token", "prefix", "window", "row"]
     file = tmp_path_factory.mktemp("prompts") / "prompts.txt"
     file.write_text("".join(f"{one} {two}\n" for one in words for two in words[:3]))
     return str(file)

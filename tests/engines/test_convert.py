@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 import transformers as tf
@@ -306,6 +307,22 @@ def test_weights_may_lie_in_several_files(tmp_path: Path, tokenizer: Any) -> Non
 
 
 # --- Types --------------------------------------------------------------------------------------
+
+
+def test_an_adapter_is_merged_into_its_model(folder: Path, tokenizer: Any, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(tf.AutoModelForCausalLM.from_pretrained(folder), config)
+    adapted.peft_config["default"].base_model_name_or_path = str(folder)
+    adapted.save_pretrained(tmp_path / "adapter")
+    found = convert(tmp_path / "adapter", tmp_path / "out.gguf", "f32")
+    whole = _save(tmp_path / "whole", adapted.merge_and_unload(), tokenizer)
+    wanted = convert(whole, tmp_path / "whole.gguf", "f32")
+    parts = [gguf.GGUFReader(made.path).tensors for made in (found, wanted)]
+    for one, other in zip(*parts, strict=True):
+        assert one.name == other.name
+        assert np.array_equal(one.data, other.data)
+    assert not list(tmp_path.glob(".out*"))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,21 @@ def test_the_tokens_of_a_text_and_the_end(folder: str, tmp_path: Path) -> None:
     assert ids.tolist() == [0, 4, 9]
     whole = biglittle.load(folder, folder, draft_vocab=10**6).draft.get_output_embeddings()
     assert len(whole.ids) == whole.out_features
+
+
+def test_ids_beside_a_model_are_for_when_it_drafts(folder: str, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    (own / "draft_vocab.json").write_text(json.dumps([5, 9]))
+    pair = biglittle.load(own, own)
+    assert pair.draft.get_output_embeddings().ids.tolist() == [0, 5, 9]  # and the end of a text
+    assert type(pair.target.get_output_embeddings()) is nn.Linear
+    other = biglittle.load(own, own, draft_vocab=3).draft.get_output_embeddings()
+    assert other.ids.tolist() == [0, 1, 2]
+    for damaged in ("{", '{"ids": [1]}', '["a"]'):
+        (own / "draft_vocab.json").write_text(damaged)
+        with pytest.raises(LoadError, match="draft_vocab.json is no list of token ids"):
+            biglittle.load(own, own)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ class _Run:
         calibration = Calibration(
             pair, self.tasks, max_new_tokens=plan.max_new_tokens, rows=self.rows
         )
+        self._held_out(calibration.conversations)  # refuses
         self.state.begin()
         answers = calibration.run(
             self.work / "answers.jsonl",
@@ -165,19 +166,24 @@ class _Run:
             progress=lambda done, total, _: self.say("writing prompts", done, total),
         )
 
+    def _held_out(self, conversations: int) -> int:
+        """How many of them are not trained on."""
+        count = self.plan.held_out or max(1, min(HELD_OUT, conversations // 10))
+        if count >= conversations:
+            raise ParameterError(
+                f"held_out={count} leaves nothing to train on: there are {conversations} "
+                "conversations; give more prompts, or hold out fewer"
+            )
+        return count
+
     def _split(self, answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
         """What is trained on, and what is held out: whole conversations."""
         asked = list(dict.fromkeys((answer.task, answer.example) for answer in answers))
-        count = self.plan.held_out or max(1, min(HELD_OUT, len(asked) // 10))
-        if count >= len(asked):
-            raise ParameterError(
-                f"held_out={count} leaves nothing to train on: there are {len(asked)} "
-                "conversations; give more prompts, or hold out fewer"
-            )
-        held = set(random.Random(self.plan.settings.seed).sample(asked, count))
+        held = random.Random(self.plan.settings.seed).sample(asked, self._held_out(len(asked)))
+        apart = set(held)
         return (
-            [answer for answer in answers if (answer.task, answer.example) not in held],
-            [answer for answer in answers if (answer.task, answer.example) in held],
+            [answer for answer in answers if (answer.task, answer.example) not in apart],
+            [answer for answer in answers if (answer.task, answer.example) in apart],
         )
 
     # Measuring and training.

@@ -106,6 +106,11 @@ class Calibration:
         if not self._first:
             raise ParameterError("no prompt fits in the target's context; give shorter ones")
 
+    @property
+    def conversations(self) -> int:
+        """How many there are."""
+        return len(self._first)
+
     def _about(self) -> dict[str, Any]:
         models = describe(self._pair)
         own = {name: models[name] for name in ("target", "tokenizer")}

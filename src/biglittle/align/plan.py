@@ -11,6 +11,7 @@ from typing import Any
 from ..bench.runner import data_hash
 from ..bench.tasks import Task
 from ..errors import ParameterError
+from ..matching import parse_draft
 from .cut import Cut, parse_cut
 from .training import Settings
 
@@ -70,6 +71,11 @@ class Plan:
                 raise ParameterError(f"{name}={value!r} must be at least {least}")
 
     def _check_kinds(self) -> None:
+        if self.draft and parse_draft(self.draft).model is None:
+            raise ParameterError(
+                f"draft={self.draft!r} is no model that can be trained; give one, cut one out of "
+                "the target with init, or train an exit with early_exit"
+            )
         if self.joint and not self.early_exit:
             raise ParameterError("joint is for an early exit; say after which layer it is")
         if self.lora and not self.draft:
@@ -105,6 +111,6 @@ class Plan:
             **{name: getattr(self, name) for name in names},
             "init": None if self.init is None else str(self.init),
             **{f"data {task.name}": data_hash(task) for task in self.tasks},
-            **{f"training {key}": v for key, v in dataclasses.asdict(self.settings).items()},
-            **{f"loading {key}": str(v) for key, v in self.options.items() if v is not None},
+            **dataclasses.asdict(self.settings),
+            **{key: str(v) for key, v in self.options.items() if v is not None},
         }

@@ -20,6 +20,7 @@ from ..engines.transformers.loading import is_adapter, load_model, load_tokenize
 from ..errors import ParameterError
 from .cut import Cut, check_cut, cut_model, frequent_tokens
 from .data import Sample
+from .exit import train_exit, train_joint
 from .files import writing, written_whole
 from .plan import Plan
 from .training import Progress, Settings, TrainingReport, fine_tune
@@ -203,8 +204,6 @@ class ExitStudent:
         stop: threading.Event | None,
     ) -> TrainingReport:
         """See `Student.train`."""
-        from .exit import train_exit, train_joint
-
         target, plan = load_part(self._plan, self._plan.target), self._plan
         settings = _fitting(plan.settings, [*samples, *held_out], vocab_size(target))
         data: Any = (samples, held_out, settings, folder)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -356,7 +357,10 @@ def _callbacks(
 def _arguments(
     settings: Settings, samples: int, folder: Path, device: torch.device
 ) -> TrainingArguments:
-    steps = math.ceil(samples / settings.batch)  # an epoch
+    devices = _devices(device)
+    share = max(1, settings.forward_batch // devices)
+    forwards = max(1, settings.batch // (share * devices))
+    steps = math.ceil(samples / (share * devices * forwards))  # an epoch
     if settings.steps is not None:
         steps = min(steps, settings.steps)
     every = max(1, steps // settings.evaluations)
@@ -369,9 +373,9 @@ def _arguments(
         weight_decay=settings.weight_decay,
         num_train_epochs=settings.epochs,
         max_steps=settings.steps or -1,
-        per_device_train_batch_size=settings.forward_batch,
-        per_device_eval_batch_size=settings.forward_batch,
-        gradient_accumulation_steps=settings.batch // settings.forward_batch,
+        per_device_train_batch_size=share,
+        per_device_eval_batch_size=share,
+        gradient_accumulation_steps=forwards,
         eval_strategy="steps",
         eval_steps=every,
         save_strategy="steps",
@@ -389,6 +393,13 @@ def _arguments(
         dataloader_pin_memory=device.type == "cuda",
         logging_strategy="no",
     )
+
+
+def _devices(device: torch.device) -> int:
+    """How many share a batch: processes, or all GPUs of a single one."""
+    if device.type != "cuda":
+        return 1
+    return int(os.environ.get("WORLD_SIZE", torch.cuda.device_count()))
 
 
 class _Run:

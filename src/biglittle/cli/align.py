@@ -178,7 +178,14 @@ class TrainingOptions:
             **_TRAINING,
         ),
     ] = None
-    optimizer: Annotated[str, typer.Option(help="adafactor or adamw.", **_TRAINING)] = "adafactor"
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="adafactor or adamw. Default: adafactor; adamw for an adapter or an exit's.",
+            show_default=False,
+            **_TRAINING,
+        ),
+    ] = None
     batch: Annotated[int, typer.Option(min=1, help="Answers a step.", **_TRAINING)] = 16
     soft: Annotated[
         float,
@@ -203,10 +210,10 @@ class TrainingOptions:
 
         from ..align import Settings
 
-        rate = 1e-3 if adapter else 1e-4
+        usual = ("adamw", 1e-3) if adapter else ("adafactor", 1e-4)
         return Settings(
-            optimizer=self.optimizer,
-            learning_rate=rate if self.lr is None else self.lr,
+            optimizer=self.optimizer or usual[0],
+            learning_rate=usual[1] if self.lr is None else self.lr,
             epochs=self.epochs,
             steps=self.steps,
             batch=self.batch,

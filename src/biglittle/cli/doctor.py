@@ -198,7 +198,7 @@ def _hints(found: dict[str, Any]) -> Iterator[str]:
         need = "" if compiler else ", which is built from source and needs a C++ compiler first"
         yield f".gguf files run as they are, and faster, with pip install 'biglittle[llama]'{need}"
     if found["versions"]["peft"] is None:
-        yield "adapters (--adapter) need the peft package: pip install peft"
+        yield "adapters (--adapter) need the package peft: pip install 'biglittle[align]'"
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

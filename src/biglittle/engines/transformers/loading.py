@@ -311,5 +311,5 @@ def _with_adapter(model: Any, adapter: str | Path) -> Any:
     try:
         from peft import PeftModel
     except ImportError as cause:
-        raise LoadError("adapters need the peft package: pip install peft") from cause
+        raise LoadError("adapters need the package peft: pip install 'biglittle[align]'") from cause
     return guarded(adapter, lambda: PeftModel.from_pretrained(model, str(adapter)).eval())

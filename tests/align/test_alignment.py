@@ -1,0 +1,209 @@
+"""Alignment from end to end, of all that can be trained; killed anywhere, and gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import biglittle
+from biglittle import ParameterError
+from biglittle.align import AlignReport, Plan, Settings, align, evaluation
+from biglittle.bench.readers import read_tasks
+from biglittle.bench.tasks import Task
+from biglittle.costs import Costs
+from biglittle.diagnosis import Profile
+
+COSTS = Profile((Costs(0.3, (1, 16), (1.0, 1.5), context=128),))
+FAST = Settings(learning_rate=1e-3, optimizer="adamw", epochs=2, batch=6)
+
+
+@pytest.fixture(autouse=True)
+def costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timing passes takes most of the time that a tiny alignment does."""
+
+    def known(*args: Any, progress: Any, **options: Any) -> Profile:
+        progress(1, 1)
+        return COSTS
+
+    monkeypatch.setattr(evaluation, "measure_profile", known)
+
+
+@pytest.fixture(scope="module")
+def tasks(prompts: str) -> tuple[Task, ...]:
+    return read_tasks(prompts)
+
+
+def plan(folders: dict[str, str], tasks: tuple[Task, ...], **changes: Any) -> Plan:
+    usual: dict[str, Any] = {"target": folders["target"], "tasks": tasks, "settings": FAST}
+    if not {"init", "early_exit"} & set(changes):
+        usual["draft"] = folders["draft"]
+    return Plan(**{**usual, "max_new_tokens": 12, "held_out": 5, **changes})
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "draft": {},
+    "lora": {"lora": 4, "settings": dataclasses.replace(FAST, learning_rate=1e-2)},
+    "soft": {"settings": dataclasses.replace(FAST, soft=0.5)},
+    "init": {"init": "layers=2,head=80", "settings": dataclasses.replace(FAST, epochs=4, batch=4)},
+    "exit": {"early_exit": 1},
+    "joint": {"early_exit": 1, "joint": True},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_agreement_rises(
+    kind: str, folders: dict[str, str], tasks: tuple[Task, ...], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    report = align(plan(folders, tasks, **KINDS[kind]), out, command="the command")
+    assert report.rose
+    assert report.after.agreement > report.before.agreement
+    assert report.after.acceptance > report.before.acceptance
+    assert (report.training.samples, report.training.held_out) == (22, 5)
+    pair = biglittle.load(report.target, report.draft)
+    answer = pair.generate("The little", max_new_tokens=8)
+    assert (
+        answer.token_ids == pair.generate("The little", policy="none", max_new_tokens=8).token_ids
+    )
+    assert (report.target == folders["target"]) == (kind != "joint")
+    card = (out / "README.md").read_text()
+    for part in (folders["target"], report.data, "the command", f"{report.after.speedup:.2f}×"):
+        assert part in card
+    saved = json.loads((out / "align.json").read_text())
+    assert saved["after"] == dataclasses.asdict(report.after)
+    assert not (out / "work" / "training").exists()
+
+
+class Killed(BaseException):
+    """Nothing catches it."""
+
+
+def test_killed_at_any_stage_and_gone_on_with(
+    folders: dict[str, str], tasks: tuple[Task, ...], tmp_path: Path
+) -> None:
+    """The result is that of a run that nobody killed, weight for weight."""
+    wanted = align(plan(folders, tasks), tmp_path / "whole")
+    part = tmp_path / "part"
+    kills: set[str] = set()
+
+    def kill(what: str, done: int, total: int) -> None:
+        stage = what.partition(",")[0]
+        if stage not in kills and done > (5 if stage == "training" else 0):
+            kills.add(stage)
+            raise Killed
+
+    found: AlignReport | None = None
+    while found is None:
+        try:
+            found = align(plan(folders, tasks), part, progress=kill)
+        except Killed:
+            continue
+    assert kills == {
+        "asking the target",
+        "before: seeing what the draft proposes",
+        "before: timing passes",
+        "training",
+        "after: seeing what the draft proposes",
+    }
+    assert found.training == wanted.training
+    assert (found.after.agreement, found.data) == (wanted.after.agreement, wanted.data)
+    one, other = (load_file(folder / "model.safetensors") for folder in (part, tmp_path / "whole"))
+    assert all(torch.equal(one[name], other[name]) for name in other)
+    again = align(plan(folders, tasks), part)  # it is done: no model is loaded
+    assert again == found
+    with pytest.raises(ParameterError, match="max_new_tokens=12, and now it is 13"):
+        align(plan(folders, tasks, max_new_tokens=13), part)
+    with pytest.raises(ParameterError, match="batch=6, and now it is 4"):
+        align(plan(folders, tasks, settings=dataclasses.replace(FAST, batch=4)), part)
+
+
+def test_prompts_of_the_targets_own(folders: dict[str, str], tmp_path: Path) -> None:
+    own = plan(folders, (), prompts=6, held_out=None)
+    settings = dataclasses.replace(FAST, epochs=1)
+    report = align(dataclasses.replace(own, settings=settings), tmp_path / "out")
+    assert report.training.held_out == 1
+    assert report.training.samples >= 2
+    assert "prompts that the target wrote itself" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_drafts_own_quality(folders: dict[str, str], prompts: str, tmp_path: Path) -> None:
+    """Where there are references, and of held-out examples alone."""
+    answers = tmp_path / "answers.txt"
+    answers.write_text(Path(prompts).read_text().upper())
+    given = read_tasks(prompts, reference=answers, template="Shout: {source}")
+    report = align(plan(folders, given), tmp_path / "out")
+    assert (
+        set(report.before.quality)
+        == set(report.after.quality)
+        == {
+            "prompts bleu",
+            "prompts chrf",
+        }
+    )
+    assert "the draft alone: prompts chrf" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"draft": None}, "there is nothing to train"),
+        ({"draft": "early-exit:layers=1"}, "is no model that can be trained"),
+        ({"init": "layers=1"}, "draft and init are two drafts"),
+        ({"joint": True}, "joint is for an early exit"),
+        ({"draft": None, "init": "layers=1", "lora": 2}, "lora is for a draft"),
+        ({"draft": "little.gguf"}, "little.gguf is a quantized file"),
+        ({"held_out": 0}, "held_out=0 must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+    ],
+)
+def test_plans_that_are_refused(
+    changes: dict[str, Any], message: str, folders: dict[str, str], tasks: tuple[Task, ...]
+) -> None:
+    usual: dict[str, Any] = {"target": folders["target"], "draft": folders["draft"]}
+    with pytest.raises(ParameterError, match=message):
+        Plan(**{**usual, "tasks": tasks, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"draft": "{foreign}"}, "different tokenizers"),
+        ({"init": "layers=9"}, "has 3 layers, of which 9 cannot be cut"),
+        ({"init": "layers=1,encoder=1"}, "has no encoder"),
+        ({"early_exit": 3}, "give a number from 1 to 2"),
+        ({"held_out": 27}, "held_out=27 leaves nothing to train on: there are 27"),
+    ],
+)
+def test_what_is_refused_before_it_is_worked_on(
+    changes: dict[str, Any],
+    message: str,
+    folders: dict[str, str],
+    tasks: tuple[Task, ...],
+    tmp_path: Path,
+) -> None:
+    filled = {
+        name: value.format(**folders) if isinstance(value, str) else value
+        for name, value in changes.items()
+    }
+    with pytest.raises(biglittle.BiglittleError, match=message):
+        align(plan(folders, tasks, **filled), tmp_path / "out")
+    assert not (tmp_path / "out").exists()  # other options may follow
+
+
+def test_a_folder_of_something_else(
+    folders: dict[str, str], tasks: tuple[Task, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(ParameterError, match="is there already and holds no alignment"):
+        align(plan(folders, tasks), folders["draft"])
+    (tmp_path / "align.json").write_text("{")
+    with pytest.raises(ParameterError, match="cannot be read"):
+        align(plan(folders, tasks), tmp_path)
+    (tmp_path / "align.json").write_text("{}")
+    with pytest.raises(ParameterError, match="is no alignment of this version"):
+        align(plan(folders, tasks), tmp_path)
