@@ -58,7 +58,7 @@ def time_policies(
     task = dataclasses.replace(
         lab.task, examples=tuple(examples[name] for name in names[:MOST]), metrics=()
     )
-    name = hashlib.sha256(policy.encode()).hexdigest()[:8]
+    name = hashlib.sha256(" ".join(policies).encode()).hexdigest()[:8]
     settings = {**header.settings, "systems": policies}
     log = Log(folder / f"timed-{name}.jsonl", dataclasses.replace(header, settings=settings))
     systems = [Ours(lab.pair, parse_policy(one)) for one in policies]

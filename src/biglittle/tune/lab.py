@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,11 +184,6 @@ class Lab:
             if result.error is not None:
                 raise result.error
         self._runs.add(policy, dict(zip(names, map(Output.of, results), strict=True)))
-
-    def reached(self, policy: str, names: Sequence[str]) -> list[str]:
-        """The first examples of these that a policy has answered."""
-        known = self._runs.of(policy)
-        return list(itertools.takewhile(known.__contains__, names))
 
     def setting(
         self, policy: str, names: Sequence[str], check: Callable[[], None] | None = None

@@ -67,15 +67,15 @@ class Space:
         return str(parse_policy(f"{ahead}+bild:rollback={rollback:g}"))
 
     def first(self, lossless: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """What is tried first: the paper's thresholds, then lookaheads that are best without loss,
-        each with a middling rollback threshold; as a trial's parameters."""
-        if "fallback" in self._families:
-            for fallback, rollback in PAPER:
-                yield _numbers("fallback", {"threshold": fallback, "tokens": 10}, rollback)
+        """What is tried first: lookaheads that are best without loss, each with a middling rollback
+        threshold, then the paper's thresholds; as a trial's parameters."""
         for text in lossless:
             found = _family(parse_policy(text))
             if found is not None:
                 yield _numbers(*found, 3.0)
+        if "fallback" in self._families:
+            for fallback, rollback in PAPER:
+                yield _numbers("fallback", {"threshold": fallback, "tokens": 10}, rollback)
 
 
 def _family(policy: Policy) -> tuple[str, dict[str, float]] | None:

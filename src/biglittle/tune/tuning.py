@@ -32,13 +32,14 @@ from .profile import Profile, Rejected
 from .quality import Judge
 from .runs import Runs, only_one, write_whole
 from .search import Search
-from .words import notes, verdict
+from .words import changes, notes, verdict
 
 if TYPE_CHECKING:
     from ..pair import Pair
 
 __all__ = ["prepare", "tune"]
 
+PROFILE = "profile.json"
 PACKAGES = ("optuna", "scipy", "matplotlib")
 SEARCH_SHARE = 0.6
 """Of the time: the rest is for the confirmation."""
@@ -190,6 +191,10 @@ def _check_scores(base: Setting) -> None:
             )
 
 
+def _slower(ratio: float, than: str) -> str:
+    return f"timed, it has {ratio:.2f} times the speed of {than}"
+
+
 class _Run:
     """One call: measure, search, confirm, conclude."""
 
@@ -219,12 +224,13 @@ class _Run:
         base = self._lab.setting(lossless.policy, self._parts.search)
         _check_scores(base)
         search = self._searched(lossless) if self._budgets else None
-        answer = self._confirmed(search, base) if search is not None else base
+        answer = self._confirmed(search, base) if search is not None else self._kept(base)
+        answer = self._or_before(answer)
         found = self._found(answer)
         timed = self._timed(answer, base)
         profile = self._conclude(answer, base, found, timed, search.settings if search else [])
         draw(profile, self._lab.setting(PLAIN, self._parts.search), self._folder / "pareto.svg")
-        profile.save(self._folder / "profile.json")
+        profile.save(self._folder / PROFILE)
         return profile
 
     def _costs(self) -> PassCosts:
@@ -260,20 +266,42 @@ class _Run:
     def _confirmed(self, search: Search, base: Setting) -> Setting:
         """The fastest candidate that holds on examples which the search has not seen, or else the
         best lossless policy."""
-        names = self._parts.held_out
         for candidate in search.candidates:
-            known = self._lab.reached(candidate.policy, names) == list(names)
-            if len(self._rejected) >= REJECTIONS and not known:
-                continue  # one that an earlier call confirmed stays
+            if len(self._rejected) >= REJECTIONS:
+                break
             try:
                 reason = self._objection(candidate, base)
             except OutOfTime:
                 self._over = True
-                continue
+                break
             if reason is None:
                 return candidate
             self._rejected.append(Rejected(candidate.policy, reason))
-        return base
+        return self._kept(base)
+
+    def _kept(self, base: Setting) -> Setting:
+        """The best lossless policy, or the target alone where that turns out to be as fast."""
+        timed = self._timed(base, base)
+        if timed is None or timed.speedup.value > 1:
+            return base
+        self._rejected.append(
+            Rejected(base.policy, _slower(timed.speedup.value, "the target alone"))
+        )
+        return self._lab.setting(PLAIN, self._parts.search)
+
+    def _or_before(self, answer: Setting) -> Setting:
+        """The answer of an earlier call, where it is faster and nothing speaks against it: more
+        time never gives a worse one."""
+        path = self._folder / PROFILE
+        if not path.exists():
+            return answer
+        before = Profile.load(path)
+        known = before.budgets == tuple(map(str, self._budgets))
+        refuted = before.policy in {one.policy for one in self._rejected}
+        slower = before.promised.ms_per_token >= answer.ms_per_token
+        if not known or refuted or slower:
+            return answer
+        return self._lab.setting(before.policy, self._parts.search)
 
     def _objection(self, candidate: Setting, base: Setting) -> str | None:
         """Why a candidate is not the answer; None if it is."""
@@ -283,14 +311,15 @@ class _Run:
         for change in found.changes:
             if not change.inside:
                 return (
-                    f"on {change.examples} other examples {change.budget.partition(':')[0]} "
-                    f"changes by {change.change:+.2f}, and more than {change.low:+.2f} is all that "
-                    "is certain"
+                    f"{changes([change])} on {change.examples} other examples, which is not shown "
+                    "to be inside the budget"
                 )
-        over = self._time(candidate, base, names).over_lossless
-        assert over is not None
-        if over.value <= 1:
-            return f"timed, it has {over.value:.2f} times the speed of {base.policy}"
+        timed = self._time(candidate, base, names)
+        assert timed.over_lossless is not None, "it is lossy"
+        if timed.over_lossless.value <= 1:
+            return _slower(timed.over_lossless.value, base.policy)
+        if timed.speedup.value <= 1:
+            return _slower(timed.speedup.value, "the target alone")
         return None
 
     def _found(self, answer: Setting) -> Setting | None:

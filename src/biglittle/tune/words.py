@@ -78,13 +78,16 @@ def notes(
 def _why_lossless(base: Setting, settings: Sequence[Setting]) -> Iterator[str]:
     """Why no lossy setting is the answer."""
     faster = [one for one in settings if one.ms_per_token < base.ms_per_token]
-    hopeful = [one for one in faster if one.outcome == OPEN]
+    hopeful = [
+        one
+        for one in faster
+        if one.outcome == OPEN and all(c.change >= c.allowed for c in one.changes)
+    ]
     if hopeful:
         best = max(hopeful, key=lambda one: min(c.low - c.allowed for c in one.changes))
         yield (
-            f"{len(hopeful)} settings are faster than {base.policy} and may be inside the budget, "
-            f"but {best.examples} examples cannot show it; of the most likely, {best.policy}: "
-            f"{changes(best.changes)}. More examples could tell"
+            f"{best.policy} is faster than {base.policy} and may be inside the budget, but "
+            f"{best.examples} examples cannot show it: {changes(best.changes)}; more could tell"
         )
     elif not faster:
         yield f"no lossy setting is faster than {base.policy}"
