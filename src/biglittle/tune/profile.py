@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bench.summary import Interval
+from ..costs import Costs
 from ..errors import ParameterError, PolicyError
 from ..policy import parse_policy
 from ..traces.base import check_models
@@ -71,8 +72,8 @@ class Profile:
     rejected: tuple[Rejected, ...]
     settings: tuple[Setting, ...]
     """Every lossy setting that was tried."""
-    costs: tuple[Mapping[str, Any], ...]
-    """Seconds of passes, at every context; see `Costs`."""
+    costs: tuple[Costs, ...]
+    """Of passes, at every context that was measured."""
     hardware: Mapping[str, Any]
     versions: Mapping[str, str]
     command: str
@@ -119,7 +120,8 @@ class Profile:
     def sources(
         self, target: Any, draft: Any, options: Mapping[str, Any], defaults: Mapping[str, Any]
     ) -> tuple[Any, Any, dict[str, Any]]:
-        """What `load` should load: what it was given, and the profile's own for the rest.
+        """What `load` should load: what it was given, and the profile's own for the rest. How
+        models are loaded does not matter to a target in memory.
 
         Raises:
             ParameterError: No target, neither there nor here.
@@ -128,8 +130,10 @@ class Profile:
             raise ParameterError(
                 "the profile was made of a model in memory and names no target; give one"
             )
+        named = target is None or isinstance(target, str | Path)
+        tuned = self.options if named else {}
         own = {
-            name: self.options.get(name, value) if value == defaults[name] else value
+            name: tuned.get(name, value) if value == defaults[name] else value
             for name, value in options.items()
         }
         return (
@@ -154,7 +158,7 @@ def _profile(data: Mapping[str, Any]) -> Profile:
             "timed": _timed(data["timed"]) if data["timed"] else None,
             "rejected": tuple(Rejected(**one) for one in data["rejected"]),
             "settings": tuple(map(_setting, data["settings"])),
-            "costs": tuple(data["costs"]),
+            "costs": tuple(map(Costs.from_dict, data["costs"])),
         }
     )
 

@@ -382,7 +382,7 @@ class _Run:
             timed=timed,
             rejected=tuple(self._rejected),
             settings=tuple(settings),
-            costs=tuple(costs.as_dict() for costs in self._lab.costs.costs),
+            costs=self._lab.costs.costs,
             hardware=header.hardware,
             versions=header.versions,
             command=header.command,
