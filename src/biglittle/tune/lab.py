@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..bench.runner import data_hash
+from ..bench.runner import data_hash, next_prompt
 from ..bench.tasks import Example, Task
 from ..diagnosis.profile import Profile as PassCosts
 from ..drafters import ModelDrafter
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..decoding import Request
     from ..pair import Pair
 
-__all__ = ["PLAIN", "Clock", "Lab", "OutOfTime", "Setting", "Split", "prompt_of", "split"]
+__all__ = ["PLAIN", "Clock", "Lab", "OutOfTime", "Setting", "Split", "split"]
 
 PLAIN = "none"
 ROWS = 16
@@ -151,7 +151,7 @@ class Lab:
 
     def _request(self, example: Example) -> Request:
         try:
-            prompt = prompt_of(self.pair, example)
+            prompt = next_prompt(self.pair, example)
             return self.pair.requests(prompt, policy=PLAIN, params=self.params)[0]
         except BiglittleError as error:
             raise type(error)(f"{self.task.name}, example {example.id}: {error}") from error
@@ -159,7 +159,7 @@ class Lab:
     def prompts(self, names: Sequence[str]) -> list[Any]:
         """What `Pair.generate` takes for examples."""
         examples = {example.id: example for example in self.task.examples}
-        return [prompt_of(self.pair, examples[name]) for name in names]
+        return [next_prompt(self.pair, examples[name]) for name in names]
 
     def outputs(
         self, policy: str, names: Sequence[str], check: Callable[[], None] | None = None
@@ -241,10 +241,3 @@ class Lab:
             new_tokens=sum(len(output.tokens) for output in made.values()),
             modelled=self.modelled,
         )
-
-
-def prompt_of(pair: Pair, example: Example) -> Any:
-    """What `Pair.generate` takes for the first turn of an example."""
-    if example.chat and getattr(pair.tokenizer, "chat_template", None):
-        return [{"role": "user", "content": example.turns[0]}]
-    return example.turns[0]
