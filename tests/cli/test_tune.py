@@ -163,9 +163,12 @@ def test_what_is_wrong_is_said_before_models_are_loaded(
     refused(tune(), "tune needs optuna: pip install 'biglittle[tune]'")
 
 
-def test_another_runs_folder(tune: Any, tmp_path: Path) -> None:
+def test_another_runs_folder(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tune().exit_code == 0
-    refused(tune("--seed", "1", "-q"), str(tmp_path / "out" / "runs.jsonl"))
+    monkeypatch.setattr("biglittle.cli.tune.load_pair", lambda *_: pytest.fail("it was loaded"))
+    file = str(tmp_path / "out" / "runs.jsonl")
+    refused(tune("--seed", "1", "-q"), f"{file} is of a run with settings --seed 0")
+    refused(tune("--limit", "11", "-q"), f"{file} is of a run with data task=")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from .options import ModelOptions, TaskOptions
 from .screen import Screen, parts, percent, plural
 
 if TYPE_CHECKING:
+    from ..bench.tasks import Task
     from ..tune import Profile, Setting
 
 __all__ = ["tune"]
@@ -111,7 +112,7 @@ def tune(
         asked = tasks.read(metrics=())
         task = prepare(asked, budgets, seed=seed, run_code=tasks.run_code)
         check_models(models)
-        check_folder(out)
+        check_folder(out, task, seed=seed, max_new_tokens=max_new_tokens)
     left = sum(len(one.examples) for one in asked) - len(task.examples)
     if left:
         screen.note(f"{plural(left, 'example')} left out: asked before", "yellow")
@@ -153,10 +154,14 @@ def check_models(models: ModelOptions) -> None:
         raise ParameterError("tuning needs a draft: give one with --draft, or prompt-lookup")
 
 
-def check_folder(out: Path) -> None:
-    """Refuse what is no folder."""
+def check_folder(out: Path, task: Task, **settings: Any) -> None:
+    """Refuse what is no folder, or one of another task or settings."""
+    from ..bench.runner import data_hash
+    from ..tune.runs import check_beforehand
+
     if out.exists() and not out.is_dir():
         raise ParameterError(f"--out {out} is no folder to write to")
+    check_beforehand(out / "runs.jsonl", {"task": data_hash(task)}, settings)
 
 
 # What is shown.

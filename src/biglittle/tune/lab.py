@@ -201,13 +201,13 @@ class Lab:
         chosen = parse_policy(policy)
         rounds = self._rounds(policy, made)
         predicted = max(1, int(rounds.predicted.sum()))
-        ms = self._ms(made, rounds)
+        ms, before = self._ms(made, rounds), self._ms(plain, self._rounds(PLAIN, plain))
         return Setting(
             policy=policy,
             lossless=chosen.lossless,
             examples=len(made),
             ms_per_token=ms,
-            speedup=self._ms(plain, self._rounds(PLAIN, plain)) / ms,
+            speedup=before / ms if ms else 1.0,  # nothing after the first tokens
             acceptance_rate=rounds.acceptance_rate,
             fallback_rate=float(rounds.fallback.sum()) / predicted,
             rollback_rate=float((rounds.accepted < rounds.drafted).sum()) / predicted,

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..bench.records import Header
 from ..errors import ParameterError
 from ..results import Result
 
-__all__ = ["Output", "Runs", "mend", "only_one", "write_whole"]
+__all__ = ["Output", "Runs", "check_beforehand", "mend", "only_one", "write_whole"]
 
 NAME = {"format": "biglittle tune", "version": 1}
 
@@ -63,8 +63,11 @@ class Runs:
         if begun:
             found, items = _read(path)
             found.check(header, path)
-            for item in items:
-                self._keep(item["policy"], item["example"], _output(item))
+            try:
+                for item in items:
+                    self._keep(item["policy"], item["example"], _output(item))
+            except (KeyError, TypeError, ValueError) as cause:
+                raise ParameterError(f"{path} is damaged; delete it to start anew") from cause
         else:
             self._append({**NAME, **asdict(header)})
 
@@ -130,11 +133,37 @@ def only_one(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def check_beforehand(path: Path, data: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+    """Refuse a run's file for what is known before models are loaded: data, and some settings.
+
+    Raises:
+        ParameterError: A file of another run, or no such file.
+    """
+    if not path.is_file():
+        return
+    with path.open(encoding="utf8", errors="replace") as file:
+        line = file.readline()
+    if line.endswith("\n"):  # else nothing was kept yet
+        found = _header(path, line)
+        known = {name: found.settings.get(name) for name in settings}
+        ours = replace(found, settings=settings, data=data)
+        replace(found, settings=known).check(ours, path)
+
+
 def _read(path: Path) -> tuple[Header, list[dict[str, Any]]]:
+    first, *lines = path.read_text(encoding="utf8").splitlines()
+    header = _header(path, first)
     try:
-        first, *items = map(json.loads, path.read_text(encoding="utf8").splitlines())
-        known = {name: first.pop(name) for name in NAME}
-        header = Header(**first)
+        return header, [json.loads(line) for line in lines]
+    except ValueError as cause:
+        raise ParameterError(f"{path} is damaged: {cause}; delete it to start anew") from cause
+
+
+def _header(path: Path, line: str) -> Header:
+    try:
+        data = json.loads(line)
+        known = {name: data.pop(name) for name in NAME}
+        header = Header(**data)
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
         raise ParameterError(
             f"{path} is not the file of a tuning run, or is damaged; give another folder"
@@ -143,7 +172,7 @@ def _read(path: Path) -> tuple[Header, list[dict[str, Any]]]:
         raise ParameterError(
             f"{path} is not of this version's tuning runs; give another folder, or delete that one"
         )
-    return header, items
+    return header
 
 
 def _output(item: Mapping[str, Any]) -> Output:

@@ -32,6 +32,9 @@ FIRST_RUNG = 8
 SLACK = 1.05
 """How much slower than the best a setting may be on the first examples, and still go on."""
 
+LEAST = 1e-6
+"""A speed-up, where answers are so short that the target alone takes no time for them."""
+
 INSIDE, OUTSIDE, OPEN, SLOWER = "inside", "outside the budget", "not shown to be inside", "slower"
 
 
@@ -102,10 +105,11 @@ class Search:
         trial.set_user_attr("outcome", outcome)
         for change in setting.changes:
             trial.set_constraint(change.budget, change.allowed - change.low)
-        trial.report(1 / setting.speedup, setting.examples)
+        time = 1 / max(setting.speedup, LEAST)  # of the target alone
+        trial.report(time, setting.examples)
         whole = setting.examples == len(self._names)
         state = TrialState.COMPLETE if whole else TrialState.PRUNED
-        self._study.tell(trial, 1 / setting.speedup if whole else None, state)
+        self._study.tell(trial, time if whole else None, state)
 
     def _climb(self, policy: str, check: Callable[[], None]) -> tuple[Setting, str]:
         """A setting on as many examples as it deserves, and what came of it."""
