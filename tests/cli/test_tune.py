@@ -57,7 +57,6 @@ def test_a_lossy_answer(tune: Any, tmp_path: Path) -> None:
     assert "1 example left out: asked before" in result.stderr
     assert f"saved in {tmp_path / 'out'}: profile.json, pareto.svg" in result.stderr
     assert found["promised"]["examples"] == 6
-    assert found["command"].startswith("biglittle ")
 
 
 def test_a_lossless_answer(tune: Any, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_another_file(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_another_run(tmp_path: Path) -> None:
-    Runs(tmp_path / "runs.jsonl", Header({"seed": 0}, {}, {}, {}, ""))
+    Runs(tmp_path / "runs.jsonl", Header({"seed": 0}, {}, {}, {}, "")).add("none", {})
     with pytest.raises(ParameterError, match="seed=0, and this one has 1"):
         Runs(tmp_path / "runs.jsonl", Header({"seed": 1}, {}, {}, {}, ""))
 
@@ -109,6 +109,7 @@ def test_an_example_that_does_not_fit(tmp_path: Path) -> None:
     long = Task("words", (Example("long", ("word " * 400,), chat=False),))
     with pytest.raises(ContextError, match="words, example long: "):
         make_lab(tmp_path, long)
+    assert not list(tmp_path.iterdir())  # what replaces it may go there
 
 
 def test_time() -> None:

@@ -151,7 +151,7 @@ def parts(screen: Screen) -> Iterator[Callable[[str, int, int], None]]:
                 shown[what] = bar.add_task(what, total=total)
                 if not live:
                     screen.note(what)
-            bar.update(shown[what], completed=done)
+            bar.update(shown[what], completed=done, total=total)
 
         yield say
 

@@ -53,14 +53,14 @@ class Runs:
     """
 
     def __init__(self, path: Path, header: Header) -> None:
-        self.path = path
+        self.path, self._header = path, header
         self._outputs: dict[str, dict[str, Output]] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            begun = mend(path)
+            self._begun = mend(path)
         except OSError as cause:
             raise ParameterError(f"cannot write {path}: {cause.strerror}") from cause
-        if begun:
+        if self._begun:
             found, items = _read(path)
             found.check(header, path)
             try:
@@ -68,8 +68,6 @@ class Runs:
                     self._keep(item["policy"], item["example"], _output(item))
             except (KeyError, TypeError, ValueError) as cause:
                 raise ParameterError(f"{path} is damaged; delete it to start anew") from cause
-        else:
-            self._append({**NAME, **asdict(header)})
 
     def of(self, policy: str) -> Mapping[str, Output]:
         """What a policy has written so far, by example."""
@@ -77,6 +75,9 @@ class Runs:
 
     def add(self, policy: str, outputs: Mapping[str, Output]) -> None:
         """Keep outputs; they are on the disk when this returns."""
+        if not self._begun:  # a run that is refused leaves no file
+            self._append({**NAME, **asdict(self._header)})
+            self._begun = True
         self._append(
             *({"policy": policy, "example": name, **asdict(o)} for name, o in outputs.items())
         )

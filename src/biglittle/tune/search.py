@@ -8,11 +8,9 @@ further.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .lab import Lab, OutOfTime, Setting
 from .lossless import Lossless
@@ -164,16 +162,7 @@ def _open(path: Path, title: str) -> Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     mend(path)
     path.with_name(path.name + ".lock").unlink(missing_ok=True)  # of a killed run: we are alone
-    with _quietly():
-        storage = JournalStorage(JournalFileBackend(str(path)))
-        return optuna.create_study(
-            storage=storage, study_name=title, direction="minimize", load_if_exists=True
-        )
-
-
-@contextmanager
-def _quietly() -> Any:
-    """Within, no warnings of experimental features."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    storage = JournalStorage(JournalFileBackend(str(path)))
+    return optuna.create_study(
+        storage=storage, study_name=title, direction="minimize", load_if_exists=True
+    )

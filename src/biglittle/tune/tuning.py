@@ -164,7 +164,7 @@ def _header(pair: Pair, task: Task, max_new_tokens: int, seed: int) -> Header:
         data={"task": data_hash(task)},
         versions=versions(),
         hardware=hardware(),
-        command=shlex.join(["biglittle", *sys.argv[1:]]),
+        command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     )
 
 
@@ -243,7 +243,9 @@ class _Run:
             except (ValueError, TypeError) as cause:
                 raise ParameterError(f"{path} is damaged; delete it to measure anew") from cause
         prompt = self._lab.prompts(self._parts.search[:1])[0]
-        found = measure_profile(self._lab.pair, prompt=prompt, progress=self._say("timing passes"))
+        say = self._say("timing passes")
+        say(0, 1)
+        found = measure_profile(self._lab.pair, prompt=prompt, progress=say)
         write_whole(path, json.dumps([costs.as_dict() for costs in found.costs]) + "\n")
         return found
 
