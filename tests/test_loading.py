@@ -170,7 +170,8 @@ def test_an_adapter_that_drafts_is_merged(folder: Path, adapter: Path) -> None:
     assert pair.draft_name == str(adapter)  # not its base's, for traces of the two differ
     written = tokens(Pair(pair.draft).generate(prompt(), max_new_tokens=8))
     assert written == tokens(target.generate(prompt(), max_new_tokens=8))
-    for options in ({"draft_quantize": "int4"}, {"draft_dtype": "bfloat16"}):
+    choices: list[dict[str, Any]] = [{"draft_quantize": "int4"}, {"draft_dtype": "bfloat16"}]
+    for options in choices:
         other = biglittle.load(folder, adapter, device="cpu", **options)
         assert other.draft_name == str(adapter)
         answer = other.generate(prompt(), policy="static:tokens=3", max_new_tokens=8)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import logging
 import math
 import queue
 import threading
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +32,9 @@ from .policy import Policy, PolicyLike, parse_policy
 from .prompts import PromptLike, Prompts
 from .results import Chunk, Result
 
+if TYPE_CHECKING:
+    from .tune import Profile
+
 __all__ = ["Pair", "load"]
 
 log = logging.getLogger("biglittle")
@@ -42,9 +46,10 @@ FREE = "cost-aware:draft=0,read=0"  # for drafts that cost nothing
 
 
 def load(
-    target: Any,
+    target: Any = None,
     draft: Any = None,
     *,
+    profile: str | Path | Profile | None = None,
     policy: PolicyLike | None = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
@@ -68,6 +73,8 @@ def load(
         draft: A little model, given the same way; or `"early-exit:layers=4"` (the target's first
             layers; `"early-exit:adapter=FOLDER"` with a trained exit), or `"prompt-lookup"` (the
             text so far; `"prompt-lookup:ngram=3"`); None for the target alone.
+        profile: What `biglittle tune` found, or its file: policy, models and their options are the
+            profile's where they are not given. Its policy may be lossy.
         policy: The default policy of the pair; see `biglittle.parse_policy`. Default: "cost-aware",
             which is lossless; "none" without a draft.
         dtype: Of the target; "auto" is the checkpoint's own.
@@ -96,26 +103,33 @@ def load(
         LoadError: A model that cannot be found or read.
         UnsupportedModelError: A model whose state cannot be rolled back.
         IncompatiblePairError: Two models that cannot work together.
-        PolicyError, ParameterError: Options that cannot be used.
+        PolicyError, ParameterError: Options that cannot be used; a profile of another pair, or
+            neither a target nor a profile that names one.
     """
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "device": device,
+        "draft_dtype": draft_dtype,
+        "draft_device": draft_device,
+        "draft_quantize": draft_quantize,
+        "draft_vocab": draft_vocab,
+        "engine": engine,
+        "draft_engine": draft_engine,
+        "adapter": adapter,
+        "pack": pack,
+        "trust_remote_code": trust_remote_code,
+        "llama": llama,
+    }
+    defaults = {name: inspect.signature(load).parameters[name].default for name in options}
+    tuned = None if profile is None else _read_profile(profile)
+    if tuned is not None:
+        target, draft, options = tuned.sources(target, draft, options, defaults)
+        policy = tuned.policy if policy is None else policy
+    if target is None:
+        raise ParameterError("there is no target: name one, or give a profile")
     chosen = None if policy is None else parse_policy(policy)
     spec = parse_draft(draft)
-    big, little = recipes(
-        target,
-        spec.model,
-        dtype=dtype,
-        device=device,
-        draft_dtype=draft_dtype,
-        draft_device=draft_device,
-        draft_quantize=draft_quantize,
-        draft_vocab=draft_vocab,
-        engine=engine,
-        draft_engine=draft_engine,
-        adapter=adapter,
-        pack=pack,
-        trust_remote_code=trust_remote_code,
-        llama=llama,
-    )
+    big, little = recipes(target, spec.model, **options)
     own = big.tokenizer() if tokenizer is None else tokenizer
     little_tokenizer = None
     if spec.model is not None:
@@ -125,7 +139,42 @@ def load(
     model = big.load()
     if spec.model is not None:
         spec = dataclasses.replace(spec, model=little.load())
-    return Pair(model, spec, own, little_tokenizer, policy=chosen)
+    pair = Pair(model, spec, own, little_tokenizer, policy=chosen)
+    if tuned is not None:
+        tuned.check(pair)
+    changed = {name: value for name, value in options.items() if value != defaults[name]}
+    pair.origin = _origin(target, draft, changed)
+    return pair
+
+
+def _read_profile(profile: str | Path | Profile) -> Profile:
+    from .tune import Profile
+
+    return profile if isinstance(profile, Profile) else Profile.load(profile)
+
+
+def _origin(target: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, as plain data: models in memory are left out, and so is the trust in code
+    that comes with a model, which is nobody's to pass on."""
+    names = {"target": target, "draft": draft}
+    found: dict[str, Any] = {
+        key: str(name) for key, name in names.items() if isinstance(name, str | Path)
+    }
+    plain = {name: _plain(value) for name, value in options.items() if name != "trust_remote_code"}
+    return {**found, "options": plain}
+
+
+def _plain(value: Any) -> Any:
+    """An option of `load`, for JSON."""
+    if isinstance(value, LlamaOptions):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {name: part for name, part in value.items() if part is not None}
+    if isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, Sequence):
+        return list(value)
+    return str(value).removeprefix("torch.")  # a dtype, a device, a path
 
 
 class Pair:
@@ -183,6 +232,8 @@ class Pair:
         )
         self._limits = runner.limits
         self._head = runner.vocab
+        self.origin: dict[str, Any] = {}
+        """What `load` was given, as plain data; empty for a pair that was made otherwise."""
 
     def __repr__(self) -> str:
         return f"Pair({self.name!r}, draft={self.draft_name}, policy={str(self.policy)!r})"

@@ -91,6 +91,8 @@ class Policy:
         text = print_rule(ALIASES.get(self.lookahead.name, self.lookahead.name), self.lookahead)
         if isinstance(self.acceptance, Exact):
             return text
+        if isinstance(self.acceptance, Bild):
+            return f"{text}+{_print_rollback(self.acceptance)}"
         return f"{text}+{print_rule(self.acceptance.name, self.acceptance)}"
 
 
@@ -281,6 +283,12 @@ def print_rule(name: str, rule: Any) -> str:
     """A rule as `build_rule` reads it: its name, and the options that differ from the defaults."""
     options = ",".join(f"{key}={value}" for key, value in _changed(rule).items())
     return f"{name}:{options}" if options else name
+
+
+def _print_rollback(rule: Bild) -> str:
+    """BiLD's acceptance; its threshold is always printed."""
+    options = {"rollback": _print_value(rule.rollback), **_changed(rule)}
+    return "bild:" + ",".join(f"{key}={value}" for key, value in options.items())
 
 
 def _print_bild(ahead: Fallback, rule: Bild) -> str:

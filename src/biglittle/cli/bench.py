@@ -25,7 +25,7 @@ from rich.text import Text
 
 from ..errors import ParameterError
 from .loading import load_pair, quiet_libraries
-from .options import ModelOptions
+from .options import ModelOptions, ProfileOption, TaskOptions, with_profile
 from .screen import Screen, first_interrupt, plural
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ _OUTPUT: Any = {"rich_help_panel": "Output"}
 def bench(
     *,
     models: ModelOptions,
+    profile: ProfileOption = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
@@ -117,43 +118,7 @@ def bench(
         typer.Option(help="Nucleus sampling, with a temperature.", show_default=False, **_RUN),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="For sampling.", **_RUN)] = 0,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE",
-            help="What to ask: a text file with a prompt a line, JSONL with prompts or turns (and "
-            "references), Spec-Bench questions, HumanEval or MBPP; or a data set of the hub: "
-            "wmt14, iwslt2017, xsum, cnn_dailymail, mbpp, alpaca. Repeatable. Default: "
-            "built-in prompts.",
-            show_default=False,
-            **_TASKS,
-        ),
-    ] = None,
-    format: Annotated[
-        str,
-        typer.Option(
-            help="Of the tasks' files: text, jsonl, spec-bench, humaneval, mbpp; auto looks at "
-            "their beginning.",
-            **_TASKS,
-        ),
-    ] = "auto",
-    source: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Texts to translate, a line each, measured with BLEU and chrF; needs --reference.",
-            **_TASKS,
-        ),
-    ] = None,
-    reference: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Their translations.", **_TASKS)
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="The prompt around a text, with {source} in its place.", **_TASKS
-        ),
-    ] = None,
+    tasks: TaskOptions,
     metric: Annotated[
         list[str] | None,
         typer.Option(
@@ -164,29 +129,6 @@ def bench(
             **_TASKS,
         ),
     ] = None,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--raw",
-            help="Put prompts into the model's chat template, or not. Default: as the format has "
-            "it.",
-            show_default=False,
-            **_TASKS,
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Only the first so many examples of every task.", **_TASKS),
-    ] = None,
-    run_code: Annotated[
-        bool,
-        typer.Option(
-            "--run-code",
-            help="Run the programs that the models write, with their tests, for pass@1. They run "
-            "in processes with limits on time, memory and network, which is no sandbox.",
-            **_TASKS,
-        ),
-    ] = False,
     out: Annotated[
         Path,
         typer.Option(
@@ -222,27 +164,23 @@ def bench(
     if compare is not None:
         show_comparison(*compare, screen)
         return
-    if (source is None) != (reference is None):
-        raise ParameterError("--source and --reference go together: a text and its translation")
+    tasks.check()
     with screen.status("starting"):
         from ..params import make_params
 
         quiet_libraries()
         make_params(None, sampling)
-        policies = chosen_policies(policy, models)
+        models = with_profile(models, profile)
+        policies = chosen_policies(with_tuned(policy, profile), models)
         rules = chosen_rules(calm or (), temperature)
-        options: dict[str, Any] = {"template": template, "chat": chat, "metrics": metric}
-        asked = read(task or [], format, limit, **options)
-        if source is not None:
-            asked += read([source], "auto", limit, reference=reference, **options)
-        asked = asked or built_in(limit)
+        asked = tasks.read(metric)
         check_names(asked)
-    pair = load_pair(models, None, screen)
+    pair = load_pair(models, None, screen, profile=profile)
     systems = make_systems(pair, policies, rules, models, screen, peers=peers)
     run = make_run(pair, systems, asked, models, out, **sampling)
-    note_beforehand(run, run_code, screen)
+    note_beforehand(run, tasks.run_code, screen)
     measure(run, screen)
-    summary = conclude(run, models, run_code, screen)
+    summary = conclude(run, models, tasks.run_code, screen)
     show(summary, screen)
     write(summary, out)
     draw(summary, lookaheads(run, summary, out, screen), out, screen)
@@ -287,23 +225,13 @@ def chosen_rules(given: Sequence[str], temperature: float) -> list[CalmRule]:
     return list({str(rule): rule for rule in map(parse_calm, given)}.values())
 
 
-def read(specs: Iterable[str], format: str, limit: int | None, **options: Any) -> list[Task]:
-    """The tasks of files and data sets."""
-    from ..bench.readers import read_tasks
+def with_tuned(policies: Sequence[str] | None, profile: str | None) -> list[str] | None:
+    """What was asked for, and a profile's policy."""
+    if profile is None:
+        return None if policies is None else list(policies)
+    from ..tune import Profile
 
-    return [t for spec in specs for t in read_tasks(spec, format=format, limit=limit, **options)]
-
-
-def built_in(limit: int | None) -> list[Task]:
-    """The project's own prompts, a task a kind."""
-    from ..bench.tasks import Example, Task
-    from ..diagnosis.prompts import builtin_prompts
-
-    kinds: dict[str, list[Example]] = {}
-    for prompt in builtin_prompts():
-        examples = kinds.setdefault(prompt.task, [])
-        examples.append(Example(str(len(examples)), (prompt.text,), chat=True))
-    return [Task(kind, tuple(examples[:limit])) for kind, examples in kinds.items()]
+    return [*(policies or ()), Profile.load(profile).policy]
 
 
 def check_names(tasks: Sequence[Task]) -> None:

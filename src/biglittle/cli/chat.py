@@ -11,7 +11,7 @@ import typer
 from ..errors import BiglittleError, ParameterError, nearest
 from .generate import check_policy, has_template
 from .loading import load_pair, quiet_libraries
-from .options import ModelOptions, OutputOptions, SamplingOptions
+from .options import ModelOptions, OutputOptions, ProfileOption, SamplingOptions, with_profile
 from .screen import Screen, complain, first_interrupt, plural, summary
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def chat(
     models: ModelOptions,
     sampling: SamplingOptions,
     output: OutputOptions,
+    profile: ProfileOption = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -58,8 +59,9 @@ def chat(
     with screen.status("starting"):
         params = sampling.params()
         check_policy(policy, models)
+        models = with_profile(models, profile)
         quiet_libraries()
-    pair = load_pair(models, policy, screen)
+    pair = load_pair(models, policy, screen, profile=profile)
     if not has_template(pair):
         raise ParameterError(
             f"{pair.name} has no chat template; choose a model that was trained for chats, or use "

@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -22,7 +20,7 @@ from .generate import has_template
 from .loading import load_pair, quiet_libraries
 from .options import DEFAULT_TARGET, ChatOption, ModelOptions, given
 from .prompts import Asked, read_prompts
-from .screen import Screen, percent, plural
+from .screen import Screen, parts, percent, plural
 
 if TYPE_CHECKING:
     from ..diagnosis import Diagnosis, Head, Prediction
@@ -108,7 +106,7 @@ def diagnose(
     pair = load_pair(models, None, screen)
     templated = has_template(pair) if chat is None else chat
     texts = [one.as_prompt(templated) for one in asked]
-    with _progress(screen) as say:
+    with parts(screen) as say:
         found = run(
             pair,
             texts,
@@ -163,23 +161,6 @@ def _check_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
         raise ParameterError(f"--out {out} is no folder to write to: {cause.strerror}") from cause
-
-
-@contextmanager
-def _progress(screen: Screen) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for every part of the work on a terminal, a line for each elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    live, shown = screen.err.is_terminal, {}
-    with Progress(*columns, console=screen.err, transient=True, disable=not live) as bar:
-
-        def say(what: str, done: int, total: int) -> None:
-            if what not in shown:
-                shown[what] = bar.add_task(what, total=total)
-                if not live:
-                    screen.note(what)
-            bar.update(shown[what], completed=done)
-
-        yield say
 
 
 def _save(found: Diagnosis, out: Path) -> None:

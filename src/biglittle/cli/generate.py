@@ -13,7 +13,14 @@ import typer
 
 from ..errors import BiglittleError, ParameterError
 from .loading import load_pair, quiet_libraries
-from .options import ChatOption, ModelOptions, OutputOptions, SamplingOptions
+from .options import (
+    ChatOption,
+    ModelOptions,
+    OutputOptions,
+    ProfileOption,
+    SamplingOptions,
+    with_profile,
+)
 from .prompts import Asked, read_prompts
 from .screen import Screen, complain, first_interrupt, plural, summary
 
@@ -75,6 +82,7 @@ def generate(
         int, typer.Option("--samples", "-n", help="Samples of every prompt.", **_INPUT)
     ] = 1,
     models: ModelOptions,
+    profile: ProfileOption = None,
     policy: Annotated[
         str | None,
         typer.Option(
@@ -116,8 +124,9 @@ def generate(
     with screen.status("starting"):
         params = sampling.params(n=n, logprobs=logprobs, trace=trace)
         check_policy(policy, models)
+        models = with_profile(models, profile)
         quiet_libraries()
-    pair = load_pair(models, policy, screen)
+    pair = load_pair(models, policy, screen, profile=profile)
     templated = has_template(pair) if chat is None else chat
     requests = make_requests(pair, asked, templated, params)
     screen.warn_if_lossy(pair.policy)

@@ -55,16 +55,23 @@ def fetch(target: str, draft: str | None, options: dict[str, Any], screen: Scree
         recipe.fetch(progress=not screen.err.quiet)  # shows its own progress
 
 
-def load_pair(models: ModelOptions, policy: str | None, screen: Screen, **more: Any) -> Pair:
-    """Load what the options say, telling the user what takes so long; `more` are further options
-    of `load`."""
+def load_pair(
+    models: ModelOptions,
+    policy: str | None,
+    screen: Screen,
+    *,
+    profile: str | None = None,
+    **more: Any,
+) -> Pair:
+    """Load what the options say, telling the user what takes so long; `profile` is one that the
+    pair must be of, and `more` are further options of `load`."""
     options = {**load_options(models), **more}
     fetch(models.target, models.drafter, options, screen)
     names = [models.target] if models.drafter is None else [models.target, models.drafter]
     with screen.status(f"loading {' and '.join(names)}"), notes(screen):
         from ..pair import load
 
-        return load(models.target, models.drafter, policy=policy, **options)
+        return load(models.target, models.drafter, profile=profile, policy=policy, **options)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import BiglittleError, RowError
-from . import align, bench, chat, convert, demo, diagnose, doctor, generate, models, traces
+from . import align, bench, chat, convert, demo, diagnose, doctor, generate, models, traces, tune
 from .options import in_options, with_groups
 from .screen import complain
 
@@ -131,6 +131,7 @@ app.command(epilog=demo.EPILOG)(with_groups(demo.demo))
 app.command(epilog=diagnose.EPILOG)(with_groups(diagnose.diagnose))
 app.command(epilog=bench.EPILOG)(with_groups(bench.bench))
 app.command(epilog=align.EPILOG)(with_groups(align.align))
+app.command(epilog=tune.EPILOG)(with_groups(tune.tune))
 app.command(epilog=convert.EPILOG)(convert.convert)
 app.command()(doctor.doctor)
 app.add_typer(models.app, name="models")

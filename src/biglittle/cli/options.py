@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from .. import catalogue
+from ..errors import ParameterError
 
 if TYPE_CHECKING:
+    from ..bench.tasks import Task
     from ..params import GenerationParams
 
 __all__ = [
@@ -22,9 +24,11 @@ __all__ = [
     "ChatOption",
     "ModelOptions",
     "OutputOptions",
+    "ProfileOption",
     "SamplingOptions",
+    "TaskOptions",
 ]
-__all__ += ["given", "in_options", "with_groups"]
+__all__ += ["given", "in_options", "with_groups", "with_profile"]
 
 DEFAULT_TARGET = "qwen2.5-coder-1.5b-instruct"
 DEFAULT_DRAFT = "qwen2.5-coder-0.5b-instruct"
@@ -34,7 +38,19 @@ _LLAMA: Any = {"rich_help_panel": "llama.cpp", "show_default": False}
 _SAMPLING: Any = {"rich_help_panel": "Generation"}
 _ENDING: Any = {"rich_help_panel": "Where it ends"}
 _OUTPUT: Any = {"rich_help_panel": "Output"}
+_TASKS: Any = {"rich_help_panel": "Tasks"}
 
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="FILE",
+        help="What `biglittle tune` found: its policy, which may be lossy, and its models where "
+        "none are given.",
+        show_default=False,
+        rich_help_panel="Models",
+    ),
+]
 ChatOption = Annotated[
     bool | None,
     typer.Option(
@@ -279,6 +295,124 @@ class OutputOptions:
         bool,
         typer.Option("--no-color", help="No colours, in a terminal either.", **_OUTPUT),
     ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """What is asked."""
+
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="What to ask: a text file with a prompt a line, JSONL with prompts or turns (and "
+            "references), Spec-Bench questions, HumanEval or MBPP; or a data set of the hub: "
+            "wmt14, iwslt2017, xsum, cnn_dailymail, mbpp, alpaca. Repeatable. Default: "
+            "built-in prompts.",
+            show_default=False,
+            **_TASKS,
+        ),
+    ] = None
+    format: Annotated[
+        str,
+        typer.Option(
+            help="Of the tasks' files: text, jsonl, spec-bench, humaneval, mbpp; auto looks at "
+            "their beginning.",
+            **_TASKS,
+        ),
+    ] = "auto"
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Texts to translate, a line each, measured with BLEU and chrF; needs --reference.",
+            **_TASKS,
+        ),
+    ] = None
+    reference: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Their translations.", **_TASKS)
+    ] = None
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="The prompt around a text, with {source} in its place.", **_TASKS
+        ),
+    ] = None
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Put prompts into the model's chat template, or not. Default: as the format has "
+            "it.",
+            show_default=False,
+            **_TASKS,
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only the first so many examples of every task.", **_TASKS),
+    ] = None
+    run_code: Annotated[
+        bool,
+        typer.Option(
+            "--run-code",
+            help="Run the programs that the models write, with their tests, for pass@1. They run "
+            "in processes with limits on time, memory and network, which is no sandbox.",
+            **_TASKS,
+        ),
+    ] = False
+
+    def check(self) -> None:
+        """Refuse what does not go together."""
+        if (self.source is None) != (self.reference is None):
+            raise ParameterError("--source and --reference go together: a text and its translation")
+
+    def read(self, metrics: Sequence[str] | None = None) -> list[Task]:
+        """The tasks of files and data sets, or else the project's own prompts, a task a kind;
+        `metrics` are in place of the formats' own."""
+        from ..bench.readers import read_tasks
+
+        options: dict[str, Any] = {
+            "limit": self.limit,
+            "template": self.template,
+            "chat": self.chat,
+            "metrics": metrics,
+        }
+        found: list[Task] = []
+        for spec in self.task or []:
+            found += read_tasks(spec, format=self.format, **options)
+        if self.source is not None:
+            found += read_tasks(self.source, reference=self.reference, **options)
+        return found or _built_in(self.limit)
+
+
+def _built_in(limit: int | None) -> list[Task]:
+    from ..bench.tasks import Example, Task
+    from ..diagnosis.prompts import builtin_prompts
+
+    kinds: dict[str, list[Example]] = {}
+    for prompt in builtin_prompts():
+        examples = kinds.setdefault(prompt.task, [])
+        examples.append(Example(str(len(examples)), (prompt.text,), chat=True))
+    return [Task(kind, tuple(examples[:limit])) for kind, examples in kinds.items()]
+
+
+def with_profile(models: ModelOptions, path: str | None) -> ModelOptions:
+    """The options, with a profile's models and their options where none are given."""
+    if path is None:
+        return models
+    from ..tune import Profile
+
+    tuned = Profile.load(path)
+    own = {"target": tuned.target, "draft": tuned.draft or "none", **tuned.options}
+    own |= own.pop("llama", {})
+    fields = {field.name: field.default for field in dataclasses.fields(ModelOptions)}
+    changes: dict[str, Any] = {
+        name: str(value) if name == "draft_vocab" else value
+        for name, value in own.items()
+        if name in fields and value is not None and getattr(models, name) == fields[name]
+    }
+    return dataclasses.replace(models, **changes)
 
 
 def given(models: ModelOptions, *, drafting: bool = True) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.color import ColorSystem
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.style import Style
 from rich.text import Text
 
@@ -27,6 +28,7 @@ __all__ = [
     "bytes_below",
     "complain",
     "first_interrupt",
+    "parts",
     "percent",
     "plural",
     "size",
@@ -135,6 +137,23 @@ class Colours:
             if length > len(rest):
                 self._due.appendleft((length - len(rest), style))
             rest = rest[length:]
+
+
+@contextmanager
+def parts(screen: Screen) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for every part of the work on a terminal, a line for each elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    live, shown = screen.err.is_terminal, {}
+    with Progress(*columns, console=screen.err, transient=True, disable=not live) as bar:
+
+        def say(what: str, done: int, total: int) -> None:
+            if what not in shown:
+                shown[what] = bar.add_task(what, total=total)
+                if not live:
+                    screen.note(what)
+            bar.update(shown[what], completed=done, total=total)
+
+        yield say
 
 
 @contextmanager

@@ -33,12 +33,16 @@ class Profile:
     costs: tuple[Costs, ...]
 
     def seconds(self, traces: Traces, replay: Replay) -> Floats:
-        """Predicted seconds of every prompt after its first token, [prompts].
+        """Predicted seconds of every prompt after its first token, [prompts]; see `after`."""
+        return self.after([len(trace.prompt) for trace in traces], replay)
+
+    def after(self, prompts: Sequence[int], replay: Replay) -> Floats:
+        """Predicted seconds of rounds after prompts of these lengths, [prompts].
 
         A round that drafts k tokens takes as many draft steps and a pass over k + 1 tokens; the
         draft's reading of the prompt counts for the first round in which it drafts.
         """
-        lengths = np.array([len(trace.prompt) for trace in traces], np.int64)
+        lengths = np.array(prompts, np.int64)
         at = lengths[replay.prompt] + replay.start
         drafting = replay.predicted > 0
         rounds = (

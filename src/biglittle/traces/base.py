@@ -17,7 +17,7 @@ from ..errors import ParameterError
 if TYPE_CHECKING:
     from ..pair import Pair
 
-__all__ = ["Header", "Proposals", "Trace", "Traces", "describe"]
+__all__ = ["Header", "Proposals", "Trace", "Traces", "check_models", "describe"]
 
 VERSION = 1
 
@@ -118,14 +118,7 @@ class Traces:
 
     def check(self, pair: Pair) -> None:
         """Raise `ParameterError` unless the traces are of this pair."""
-        own = describe(pair)
-        for field in ("target", "draft", "tokenizer"):
-            theirs, ours = self.header.models[field], own[field]
-            if theirs != ours:
-                raise ParameterError(
-                    f"the trace is of another {field} ({theirs}) than the pair's ({ours}); "
-                    "record one with this pair"
-                )
+        check_models(self.header.models, pair, "the trace", "record one with this pair")
 
 
 def describe(pair: Pair) -> dict[str, str]:
@@ -137,6 +130,17 @@ def describe(pair: Pair) -> dict[str, str]:
         "summary": pair.summary,
         "tokenizer": digest(sorted(vocabulary.items())) if vocabulary else "",
     }
+
+
+def check_models(models: Mapping[str, str], pair: Pair, what: str, remedy: str) -> None:
+    """Raise `ParameterError` unless a pair is the one that was described; `what` was made of it."""
+    own = describe(pair)
+    for field in ("target", "draft", "tokenizer"):
+        if models[field] != own[field]:
+            raise ParameterError(
+                f"{what} is of another {field} ({models[field]}) than the pair's ({own[field]}); "
+                f"{remedy}"
+            )
 
 
 def digest(data: Any) -> str:
