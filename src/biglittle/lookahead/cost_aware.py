@@ -159,9 +159,10 @@ class CostAware(Lookahead):
         """Whether a window's first token is expected to be worth its cost: see `_gain`."""
         if state.cost > LOSS * state.written:
             return False
-        dearer = _marginal(self.verify, self.tokens)[0]
-        counts = zip(state.seen, state.judged, state.accepted, strict=True)
-        gain = sum(often * max(0.0, right / judged - dearer) for often, judged, right in counts)
+        dearer, gain = _marginal(self.verify, self.tokens)[0], 0.0
+        for often, judged, right in zip(state.seen, state.judged, state.accepted, strict=True):
+            if right > dearer * judged:
+                gain += often * (right / judged - dearer)
         return gain > self.draft * sum(state.seen)
 
     def observe(self, state: Any, seen: Round) -> State:

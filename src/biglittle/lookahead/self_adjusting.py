@@ -6,6 +6,7 @@ import math
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -85,7 +86,7 @@ def best_threshold(judged: Sequence[tuple[float, bool]]) -> float | None:
     Args:
         judged: Tokens' confidence, and whether they were accepted; by confidence, ascending.
     """
-    good = sum(right for _, right in judged)
+    good = sum(map(itemgetter(1), judged))
     bad = len(judged) - good
     if not good or not bad:
         return None
