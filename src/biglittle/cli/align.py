@@ -50,7 +50,9 @@ _LEARNER: Any = {"rich_help_panel": "What is trained", "show_default": False}
 _DATA: Any = {"rich_help_panel": "What the target is asked", "show_default": False}
 _TRAINING: Any = {"rich_help_panel": "Training"}
 _OUTPUT: Any = {"rich_help_panel": "Output"}
+ROWS = 16
 EVERY = 60.0  # seconds between two lines where there is no terminal
+ENOUGH = 5  # steps from which the time left is told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +266,7 @@ def align(
     training: TrainingOptions,
     rows: Annotated[
         int, typer.Option(min=1, help="Texts that are written beside each other.", **_OUTPUT)
-    ] = 16,
+    ] = ROWS,
     out: Annotated[
         Path,
         typer.Option(
@@ -366,7 +368,7 @@ class _Lines:
         if part != self._part:
             self._part, self._began, self._first, self._said = part, now, done, now
             self._screen.note(what)
-        elif now - self._said >= EVERY and done > self._first:
+        elif now - self._said >= EVERY and done - self._first >= ENOUGH:
             self._said = now
             left = (now - self._began) / (done - self._first) * (total - done)
             self._screen.note(f"{what}: {done} of {total}, about {left / 60:.0f} minutes left")
