@@ -370,8 +370,9 @@ class _Lines:
             self._screen.note(what)
         elif now - self._said >= EVERY and done - self._first >= ENOUGH:
             self._said = now
-            left = (now - self._began) / (done - self._first) * (total - done)
-            self._screen.note(f"{what}: {done} of {total}, about {left / 60:.0f} minutes left")
+            left = (now - self._began) / (done - self._first) * (total - done) / 60
+            minutes = "less than a minute" if left < 1 else f"about {plural(round(left), 'minute')}"
+            self._screen.note(f"{what}: {done} of {total}, {minutes} left")
 
 
 def show(report: AlignReport, screen: Screen) -> None:
