@@ -95,10 +95,9 @@ def test_an_encoder_decoder_target(
     kind: str, translator: str, prompts: str, tmp_path: Path
 ) -> None:
     sources = read_source(Path(prompts), ReadOptions(chat=False))
-    learns: dict[str, Any] = {
-        "init": {"init": "layers=1,encoder=1"},
-        "joint": {"early_exit": 1, "joint": True},
-    }[kind]
+    learns: dict[str, Any] = (
+        {"init": "layers=1,encoder=1"} if kind == "init" else {"early_exit": 1, "joint": True}
+    )
     settings = dataclasses.replace(FAST, learning_rate=3e-3, epochs=4)
     asked = Plan(
         target=translator,
