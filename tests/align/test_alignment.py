@@ -15,6 +15,8 @@ import biglittle
 from biglittle import ParameterError
 from biglittle.align import AlignReport, Plan, Settings, align, evaluation
 from biglittle.bench.readers import read_tasks
+from biglittle.bench.readers.options import ReadOptions
+from biglittle.bench.readers.parallel import read_source
 from biglittle.bench.tasks import Task
 from biglittle.costs import Costs
 from biglittle.diagnosis import Profile
@@ -56,7 +58,13 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+QUICK = ("draft", "exit")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.slow) for kind in KINDS],
+)
 def test_agreement_rises(
     kind: str, folders: dict[str, str], tasks: tuple[Task, ...], tmp_path: Path
 ) -> None:
@@ -77,13 +85,44 @@ def test_agreement_rises(
         assert part in card
     saved = json.loads((out / "align.json").read_text())
     assert saved["after"] == dataclasses.asdict(report.after)
+    assert saved["made"]["command"] == "the command"
     assert not (out / "work" / "training").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["init", "joint"])
+def test_an_encoder_decoder_target(
+    kind: str, translator: str, prompts: str, tmp_path: Path
+) -> None:
+    sources = read_source(Path(prompts), ReadOptions(chat=False))
+    learns: dict[str, Any] = (
+        {"init": "layers=1,encoder=1"} if kind == "init" else {"early_exit": 1, "joint": True}
+    )
+    settings = dataclasses.replace(FAST, learning_rate=3e-3, epochs=4)
+    asked = Plan(
+        target=translator,
+        tasks=sources,
+        settings=settings,
+        max_new_tokens=10,
+        held_out=5,
+        **learns,
+    )
+    report = align(asked, tmp_path / "out")
+    assert report.rose
+    lines = (tmp_path / "out" / "work" / "answers.jsonl").read_text().splitlines()
+    first = json.loads(lines[1])
+    tokenizer = biglittle.load(translator).tokenizer
+    assert tokenizer.decode(first["source"]) == Path(prompts).read_text().splitlines()[0]
+    assert first["prompt"] == [1]
+    pair = biglittle.load(report.target, report.draft)
+    assert pair.generate("big little", max_new_tokens=4).token_ids
 
 
 class Killed(BaseException):
     """Nothing catches it."""
 
 
+@pytest.mark.slow
 def test_killed_at_any_stage_and_gone_on_with(
     folders: dict[str, str], tasks: tuple[Task, ...], tmp_path: Path
 ) -> None:
@@ -132,6 +171,7 @@ def test_prompts_of_the_targets_own(folders: dict[str, str], tmp_path: Path) -> 
     assert "prompts that the target wrote itself" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_drafts_own_quality(folders: dict[str, str], prompts: str, tmp_path: Path) -> None:
     """Where there are references, and of held-out examples alone."""
     answers = tmp_path / "answers.txt"

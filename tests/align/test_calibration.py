@@ -31,14 +31,22 @@ def pair(folders: dict[str, str]) -> Pair:
 
 
 def calibrate(
-    pair: Pair, tasks: Sequence[Task], path: Path, *, new: int = 8, **options: Any
+    pair: Pair, tasks: Sequence[Task], path: Path, *, new: int = 8, rows: int = 3
 ) -> list[Answer]:
-    return Calibration(pair, tasks, max_new_tokens=new, rows=3, **options).run(path)
+    return Calibration(pair, tasks, max_new_tokens=new, rows=rows).run(path)
 
 
-@pytest.mark.parametrize("policy", [None, "none", "static:tokens=3"])
-def test_answers_are_the_targets_own(pair: Pair, tmp_path: Path, policy: str | None) -> None:
-    found = calibrate(pair, [ONE_TURN], tmp_path / "a.jsonl", policy=policy)
+@pytest.mark.parametrize("draft", ["draft", None])
+@pytest.mark.parametrize(
+    "rows", [1, 3]
+)  # of 5 texts, the first tries speculation, and goes without
+def test_answers_are_the_targets_own(
+    folders: dict[str, str], tmp_path: Path, draft: str | None, rows: int
+) -> None:
+    little = None if draft is None else folders[draft]
+    policy = None if draft is None else "static:tokens=3"
+    pair = biglittle.load(folders["target"], little, policy=policy)
+    found = calibrate(pair, [ONE_TURN], tmp_path / "a.jsonl", rows=rows)
     assert [answer.example for answer in found] == ["0", "1", "2", "3", "4"]
     for answer, text in zip(found, TEXTS, strict=True):
         asked = [{"role": "user", "content": text}]
@@ -116,8 +124,9 @@ def test_what_is_too_long_is_left_out(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_what_is_refused(pair: Pair, folders: dict[str, str], tmp_path: Path) -> None:
+    lossy = biglittle.load(folders["target"], folders["draft"], policy="bild")
     with pytest.raises(ParameterError, match="bild.* is lossy"):
-        Calibration(pair, [ONE_TURN], policy="bild")
+        Calibration(lossy, [ONE_TURN])
     path = tmp_path / "a.jsonl"
     calibrate(pair, [ONE_TURN], path)
     with pytest.raises(ParameterError, match="max_new_tokens 8, and now it is 9"):

@@ -86,8 +86,10 @@ def test_soft_labels_teach(target: Any, samples: list[Sample], tmp_path: Path) -
     assert report.after > report.before
 
 
-@pytest.mark.parametrize("evaluations", [1, 2])  # checkpoints at the end of epochs, and within
-@pytest.mark.parametrize("at", [7, 11])
+@pytest.mark.parametrize(
+    ("at", "evaluations"),  # checkpoints at the end of epochs, and within
+    [(7, 2), pytest.param(11, 1, marks=pytest.mark.slow)],
+)
 def test_stopped_and_gone_on_with_equals_uninterrupted(
     target: Any, samples: list[Sample], tmp_path: Path, at: int, evaluations: int
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_draft_is_made(
     assert "holds an alignment with --lr 0.0001, and now it is 0.5" in other.stderr
 
 
+@pytest.mark.slow
 def test_source_text_alone(run: Run, folders: dict[str, str], prompts: str, tmp_path: Path) -> None:
     out = tmp_path / "cut"
     models = ["-t", folders["target"], "--init", "layers=1"]
@@ -69,7 +70,14 @@ def test_source_text_alone(run: Run, folders: dict[str, str], prompts: str, tmp_
     assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 1
 
 
-@pytest.mark.parametrize("stage", ["asking the target", "before: ", "training"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param("asking the target", marks=pytest.mark.slow),
+        pytest.param("before: ", marks=pytest.mark.slow),
+        "training",
+    ],
+)
 def test_ctrl_c_says_how_to_go_on(
     run: Run,
     models: list[str],
@@ -155,6 +163,7 @@ def test_mistakes(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk(
     run: Run,
     models: list[str],

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..bench.environment import hardware, versions
 from ..bench.tasks import Task
 from ..costs import Costs
 from ..diagnosis.profile import Profile
@@ -68,8 +69,10 @@ def align(
         KeyboardInterrupt: It was stopped; the same call goes on.
     """
     run = _Run(plan, Path(out), rows, progress or _silent, stop)
-    if "after" not in run.state:
-        run.run(command)
+    if "made" not in run.state:
+        run.run()
+        written_whole(run.out / "README.md", model_card(plan, run.report(), command))
+        run.state.put("made", {"command": command, "versions": versions(), "hardware": hardware()})
     shutil.rmtree(run.work / "training", ignore_errors=True)
     shutil.rmtree(run.work / "init", ignore_errors=True)
     return run.report()
@@ -88,7 +91,7 @@ class _Run:
         self.student = make_student(plan, out, self.work)
         self._loaded: tuple[tuple[str, str | None], Pair] | None = None
 
-    def run(self, command: str) -> None:
+    def run(self) -> None:
         """Do what is not done yet."""
         answers = self._answers()
         kept, held = self._split(answers)
@@ -102,9 +105,9 @@ class _Run:
             self._evaluate("before", pair, held_out, tasks)
         if "training" not in self.state:
             self._train(samples, held_out)
-        pair = self.pair(*self.student.after)
-        self._evaluate("after", pair, held_out, tasks, known=not self.plan.joint)
-        written_whole(self.out / "README.md", model_card(self.plan, self.report(), command))
+        if "after" not in self.state:
+            pair = self.pair(*self.student.after)
+            self._evaluate("after", pair, held_out, tasks, known=not self.plan.joint)
 
     def say(self, what: str, done: int, total: int) -> None:
         """Tell what is done; between two steps, work can be stopped."""

@@ -14,11 +14,11 @@ from ..bench.runner import next_prompt
 from ..bench.tasks import Example, Task
 from ..errors import BiglittleError, ContextError, ParameterError
 from ..params import make_params
-from ..policy import PolicyLike
+from ..policy import Policy
 from ..traces.base import describe
 from .data import Sample
 from .files import Records
-from .rows import ROWS, run_rows
+from .rows import ROWS, run_fastest
 
 if TYPE_CHECKING:
     from ..decoding import Request, Row
@@ -76,11 +76,11 @@ class Calibration:
     that occur twice are asked once. Texts that do not fit in the target's context are left out.
 
     Args:
-        pair: The target; with a draft, its lossless policy writes the same sooner.
+        pair: The target; with a draft, speculation is on where that is faster. Its policy must be
+            lossless.
         tasks: What is asked.
         max_new_tokens: Most tokens of an answer.
         rows: Answers that are written beside each other.
-        policy: In place of the pair's own.
 
     Raises:
         ParameterError: A prompt that the pair cannot take, a lossy policy, or nothing that fits.
@@ -93,9 +93,13 @@ class Calibration:
         *,
         max_new_tokens: int = 256,
         rows: int = ROWS,
-        policy: PolicyLike | None = None,
     ) -> None:
-        self._pair, self._rows, self._policy = pair, rows, policy
+        if not pair.policy.lossless:
+            raise ParameterError(
+                f"policy {str(pair.policy)!r} is lossy, and what the target itself would answer is "
+                "wanted; choose a lossless one"
+            )
+        self._pair, self._rows = pair, rows
         self._max_new_tokens = max_new_tokens
         self.too_long = 0
         """Conversations that do not fit, or not to their end."""
@@ -120,25 +124,20 @@ class Calibration:
         if turn.conversation in self._first:
             return
         try:
-            request = self._request(turn)
+            self._request(turn, self._pair.policy)
         except ContextError:
             self.too_long += 1
             return
-        if not request.policy.lossless:
-            raise ParameterError(
-                f"policy {str(request.policy)!r} is lossy, and what the target itself would "
-                "answer is wanted; choose a lossless one"
-            )
         self._first[turn.conversation] = turn
 
-    def _request(self, turn: _Turn) -> Request:
+    def _request(self, turn: _Turn, policy: Policy) -> Request:
         params = make_params(
             None,
             {"temperature": 0.0, "max_new_tokens": self._max_new_tokens, "stop": turn.task.stop},
         )
         try:
             prompt = next_prompt(self._pair, turn.example, turn.answers)
-            return self._pair.requests(prompt, policy=self._policy, params=params)[0]
+            return self._pair.requests(prompt, policy=policy, params=params)[0]
         except BiglittleError as error:
             where = f"{turn.task.name}, example {turn.example.id}"
             raise type(error)(f"{where}: {error}") from error
@@ -162,7 +161,7 @@ class Calibration:
         tokens = 0
         if progress is not None:
             progress(len(file.done), total, tokens)
-        for turn, row in run_rows(self._pair, waiting, self._fitting, self._rows):
+        for turn, row in run_fastest(self._pair, waiting, self._fitting, self._rows):
             file.add(turn.key, _record(row))
             tokens += len(row.new_tokens)
             if (following := turn.answered(row.result().text)) is not None:
@@ -171,10 +170,10 @@ class Calibration:
                 progress(len(file.done), total, tokens)
         return [answer for first in self._first.values() for answer in _answers(first, file)]
 
-    def _fitting(self, turn: _Turn) -> Request | None:
+    def _fitting(self, turn: _Turn, policy: Policy) -> Request | None:
         """The request of a turn; None where the conversation has grown too long."""
         try:
-            return self._request(turn)
+            return self._request(turn, policy)
         except ContextError:
             self.too_long += 1
             return None

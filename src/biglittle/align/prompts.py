@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from ..bench.tasks import Example, Task
 from ..errors import ParameterError
 from ..params import make_params
-from ..policy import PolicyLike
 from ..results import FinishReason
 from ..traces.base import describe
 from .files import Records
@@ -90,18 +89,16 @@ def write_prompts(
     *,
     seed: int = 0,
     rows: int = ROWS,
-    policy: PolicyLike | None = None,
     progress: Progress | None = None,
 ) -> Task:
     """Let the target write prompts: sampled at temperature 1, each with a seed of its own.
 
     Args:
-        pair: The target; with a draft, it writes them sooner.
+        pair: The target. It writes alone: a seed gives the same prompts with any draft.
         count: How many, all different.
         path: Where they are kept as they come; a killed run goes on.
         seed: Of the first.
         rows: Prompts that are written beside each other.
-        policy: In place of the pair's own.
         progress: Told how far it is.
 
     Raises:
@@ -120,7 +117,7 @@ def write_prompts(
             None,
             {**SAMPLING, "seed": seed + number, "stop": found.end, "max_new_tokens": LONGEST},
         )
-        return pair.requests(start, policy=policy, params=params)[0]
+        return pair.requests(start, policy="none", params=params)[0]
 
     tried = 0
     chosen: list[str] = []

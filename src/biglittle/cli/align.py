@@ -50,7 +50,10 @@ _LEARNER: Any = {"rich_help_panel": "What is trained", "show_default": False}
 _DATA: Any = {"rich_help_panel": "What the target is asked", "show_default": False}
 _TRAINING: Any = {"rich_help_panel": "Training"}
 _OUTPUT: Any = {"rich_help_panel": "Output"}
+ROWS = 16
+USUAL = {"whole": ("adafactor", 1e-4), "lora": ("adamw", 5e-4), "exit": ("adamw", 1e-3)}
 EVERY = 60.0  # seconds between two lines where there is no terminal
+ENOUGH = 5  # steps from which the time left is told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +176,7 @@ class TrainingOptions:
     lr: Annotated[
         float | None,
         typer.Option(
-            help="Learning rate, constant. Default: 1e-4; 1e-3 for an adapter or an exit's.",
+            help="Learning rate, constant. Default: 1e-4; 5e-4 with --lora, 1e-3 for an exit.",
             show_default=False,
             **_TRAINING,
         ),
@@ -181,7 +184,7 @@ class TrainingOptions:
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="adafactor or adamw. Default: adafactor; adamw for an adapter or an exit's.",
+            help="adafactor or adamw. Default: adafactor; adamw with --lora and for an exit.",
             show_default=False,
             **_TRAINING,
         ),
@@ -204,16 +207,16 @@ class TrainingOptions:
     ] = 3
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.", **_TRAINING)] = 0
 
-    def settings(self, *, adapter: bool) -> Settings:
-        """As the library has them."""
+    def settings(self, kind: str) -> Settings:
+        """As the library has them, with what is usual for "whole" models, "lora" or an "exit"."""
         import torch
 
         from ..align import Settings
 
-        usual = ("adamw", 1e-3) if adapter else ("adafactor", 1e-4)
+        optimizer, rate = USUAL[kind]
         return Settings(
-            optimizer=self.optimizer or usual[0],
-            learning_rate=usual[1] if self.lr is None else self.lr,
+            optimizer=self.optimizer or optimizer,
+            learning_rate=rate if self.lr is None else self.lr,
             epochs=self.epochs,
             steps=self.steps,
             batch=self.batch,
@@ -264,7 +267,7 @@ def align(
     training: TrainingOptions,
     rows: Annotated[
         int, typer.Option(min=1, help="Texts that are written beside each other.", **_OUTPUT)
-    ] = 16,
+    ] = ROWS,
     out: Annotated[
         Path,
         typer.Option(
@@ -313,6 +316,7 @@ def make_plan(
     """What is asked for, checked."""
     from ..align import Plan
 
+    kind = "lora" if lora else "exit" if early_exit and not joint else "whole"
     own = models.drafter if init is None and early_exit is None else models.draft
     return Plan(
         target=models.target,
@@ -325,7 +329,7 @@ def make_plan(
         prompts=data.prompts,
         held_out=data.held_out,
         max_new_tokens=data.max_new_tokens,
-        settings=training.settings(adapter=bool(lora or (early_exit and not joint))),
+        settings=training.settings(kind),
         options={name: value for name, value in load_options(models).items() if value},
     )
 
@@ -366,10 +370,11 @@ class _Lines:
         if part != self._part:
             self._part, self._began, self._first, self._said = part, now, done, now
             self._screen.note(what)
-        elif now - self._said >= EVERY and done > self._first:
+        elif now - self._said >= EVERY and done - self._first >= ENOUGH:
             self._said = now
-            left = (now - self._began) / (done - self._first) * (total - done)
-            self._screen.note(f"{what}: {done} of {total}, about {left / 60:.0f} minutes left")
+            left = (now - self._began) / (done - self._first) * (total - done) / 60
+            minutes = "less than a minute" if left < 1 else f"about {plural(round(left), 'minute')}"
+            self._screen.note(f"{what}: {done} of {total}, {minutes} left")
 
 
 def show(report: AlignReport, screen: Screen) -> None:
