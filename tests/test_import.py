@@ -16,10 +16,11 @@ def test_every_public_name_is_there() -> None:
     assert set(biglittle.__all__) <= set(dir(biglittle))
 
 
-def test_the_audit_needs_no_import_of_its_own() -> None:
-    code = "import biglittle; print(biglittle.audit.audit.__name__, 'audit' in dir(biglittle))"
+@pytest.mark.parametrize("name", ["audit", "tune"])
+def test_modules_that_need_no_import_of_their_own(name: str) -> None:
+    code = f"import biglittle as b; print(b.{name}.{name}.__name__, {name!r} in dir(b))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "audit True\n"
+    assert done.stdout == f"{name} True\n"
 
 
 def test_a_name_that_is_not_there() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import audit as audit
+    from . import tune as tune
     from .chat import Chat
     from .engines.llama_cpp import LlamaModel, LlamaOptions
     from .errors import (
@@ -71,7 +72,7 @@ _HOMES = {
     "policy": ["Policy", "parse_policy"],
     "results": ["Chunk", "FinishReason", "Origin", "Result", "Round", "Stats", "TokenLogprob"],
 }
-_MODULES = {"audit"}
+_MODULES = {"audit", "tune"}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 

@@ -57,6 +57,14 @@ def test_weights_of_sixteen_levels_are_kept() -> None:
     torch.testing.assert_close(Int4Linear(linear)(inputs), linear(inputs), atol=0.05, rtol=0.01)
 
 
+def test_inputs_that_are_a_part_of_others() -> None:
+    """The last position of every row, in the kernel's own type."""
+    layer = Int4Linear(nn.Linear(96, 64).bfloat16())
+    inputs = torch.randn(3, 5, 96).bfloat16()
+    assert not inputs[:, -1:].reshape(-1, 96).is_contiguous()
+    torch.testing.assert_close(layer(inputs[:, -1:]), layer(inputs)[:, -1:])
+
+
 def test_a_constant_group_is_kept() -> None:
     linear = nn.Linear(GROUP, 16, bias=False)
     nn.init.constant_(linear.weight, 0.5)

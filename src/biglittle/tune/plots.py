@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .lab import Setting
+from .quality import Change
 
 if TYPE_CHECKING:
     from .profile import Profile
 
 __all__ = ["draw", "front"]
 
-SIZE = (6.4, 4.0)  # inches; of each budget's part
+SIZE = (6.4, 4.6)  # inches; of each budget's part
 BLUE, GREY, ORANGE, GREEN, RED = "#2b6cb0", "#a0aec0", "#dd6b20", "#2f855a", "#c53030"
 
 
@@ -57,7 +58,11 @@ def _part(axes: Any, profile: Profile, plain: Setting, at: int) -> None:
     few = [one for one in profile.settings if one.examples < plain.examples]
     lossless = dataclasses.replace(profile.best_lossless, outcome="")
     _scatter(axes, few, at, color=GREY, s=12, label="given up on the first examples")
-    _scatter(axes, whole, at, color=BLUE, s=24, label="lossy settings")
+    _scatter(axes, whole, at, color=BLUE, s=24, label="lossy settings, and their 95 % bounds")
+    for setting in whole:
+        change = setting.changes[at]
+        time, value = _point(setting, at)
+        axes.vlines(time, _level(change, change.low), value, color=BLUE, alpha=0.3, linewidth=1)
     points = [_point(one, at) for one in [*whole, lossless, plain]]
     axes.step(*zip(*front(points), strict=True), where="post", color=BLUE, alpha=0.5, label="front")
     _scatter(axes, [plain], at, color="black", marker="s", s=40, label="the target alone")
@@ -67,9 +72,7 @@ def _part(axes: Any, profile: Profile, plain: Setting, at: int) -> None:
     if not profile.lossless:
         label = f"the answer: {profile.policy}"
         _scatter(axes, [profile.promised], at, color=RED, marker="*", s=140, label=label)
-    change = plain.changes[at]
-    relative = profile.budgets[at].endswith("%")
-    limit = change.plain * (1 + change.allowed / 100) if relative else change.plain + change.allowed
+    limit = _level(plain.changes[at], plain.changes[at].allowed)
     axes.axhline(limit, color=ORANGE, linestyle="--", label=f"budget {profile.budgets[at]}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set(
@@ -77,7 +80,13 @@ def _part(axes: Any, profile: Profile, plain: Setting, at: int) -> None:
         ylabel=metric,
         title=f"{profile.task}: {metric} on {plain.examples} examples",
     )
-    axes.legend(frameon=False, fontsize="x-small", loc="lower right")
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "ncols": 2}
+    axes.legend(frameon=False, fontsize="x-small", **below)
+
+
+def _level(change: Change, lost: float) -> float:
+    """What is left of the metric after a loss in the budget's unit."""
+    return change.plain * (1 + lost / 100) if change.unit else change.plain + lost
 
 
 def _point(setting: Setting, at: int) -> tuple[float, float]:

@@ -27,7 +27,8 @@ def verdict(answer: Setting, base: Setting, found: Setting | None, timed: Timed 
     speed = f"{answer.speedup:.2f} times the speed of the target alone"
     if timed is not None:
         bounds = f", 95 % interval {interval(timed.speedup)}" if timed.examples > 1 else ""
-        speed += f" predicted, {timed.speedup.value:.2f} timed ({timed.examples} examples{bounds})"
+        examples = f"{timed.examples} example{'s' * (timed.examples > 1)}"
+        speed += f" predicted, {timed.speedup.value:.2f} timed ({examples}{bounds})"
     if answer.lossless:
         return f"{answer.policy} is lossless: {speed}."
     text = f"{answer.policy} is LOSSY: {speed}; {base.policy}, the best that is lossless, "

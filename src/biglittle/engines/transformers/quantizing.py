@@ -51,7 +51,7 @@ class Int4Linear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
-        flat = inputs.reshape(-1, self.in_features).to(KERNEL)
+        flat = inputs.reshape(-1, self.in_features).to(KERNEL).contiguous()
         output: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             flat, self.packed, GROUP, self.grid
         )
