@@ -56,6 +56,22 @@ def test_agreement_rises(kind: str, tmp_path: Path) -> None:
     assert [step for step, _ in report.history] == [5, 10, 15, 20]
 
 
+@pytest.mark.parametrize(("optimizer", "times"), [("adafactor", 1), ("adafactor-scaled", 20)])
+def test_a_scaled_rate_is_relative_to_the_size_of_a_weight(
+    optimizer: str, times: int, samples: list[Sample], tmp_path: Path
+) -> None:
+    settings = Settings(optimizer=optimizer, steps=1, batch=4, patience=0)
+    moved = []
+    for factor in (1, 20):
+        draft = simple("llama", seed=1)
+        weight = draft.lm_head.weight.detach()
+        weight *= factor
+        before = weight.clone()
+        fine_tune(draft, samples[4:], samples[:4], settings, tmp_path / str(factor))
+        moved.append(float((weight - before).square().mean().sqrt()))
+    assert moved[1] / moved[0] == pytest.approx(times, rel=0.1)
+
+
 def test_agreement_counts_first_choices(kind: str) -> None:
     target = simple(kind)
     samples = samples_of(target, 3)

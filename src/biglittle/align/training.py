@@ -39,7 +39,8 @@ from .files import writing, written_whole
 
 __all__ = ["Settings", "TrainingReport", "agreement", "fine_tune"]
 
-OPTIMIZERS = {"adafactor": "adafactor", "adamw": "adamw_torch"}
+SCALED = "adafactor-scaled"
+OPTIMIZERS = {"adafactor": "adafactor", SCALED: "adafactor", "adamw": "adamw_torch"}
 SCHEDULES = tuple(kind.value for kind in SchedulerType)
 METRIC = "agreement"
 
@@ -52,6 +53,8 @@ class Settings:
     """How a model is trained. The defaults are the paper's, but for the number of steps."""
 
     optimizer: str = "adafactor"
+    """"adafactor", "adamw", or "adafactor-scaled": its rate, about a hundred times as high, is
+    relative to every weight's size, as T5's was when it was trained from nothing."""
     learning_rate: float = 1e-4
     schedule: str = "constant"
     """A name of transformers' schedules."""
@@ -167,6 +170,7 @@ def fine_tune(
     )
     trainer.remove_callback(PrinterCallback)
     trainer.teacher, trainer.soft, trainer.smoothing = teacher, settings.soft, settings.smoothing
+    trainer.scaled = settings.optimizer == SCALED
     last = run.last_checkpoint()
     if run.before is None:
         run.begin(trainer.evaluate()[f"eval_{METRIC}"])
@@ -235,6 +239,7 @@ class _Trainer(Trainer):
     teacher: Any = None
     soft = 0.0
     smoothing = 0.0
+    scaled = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -246,6 +251,13 @@ class _Trainer(Trainer):
         batch = self._train_batch_size * self.args.gradient_accumulation_steps
         epoch = math.ceil(len(samples) / (batch * self.args.world_size))  # steps
         return Order(samples, batch, self.args.seed, lambda: self.state.global_step // epoch)
+
+    def create_optimizer(self, *args: Any, **options: Any) -> Any:
+        """The `Trainer`'s own optimizer."""
+        made = super().create_optimizer(*args, **options)
+        for group in made.param_groups if self.scaled else ():
+            group["scale_parameter"] = True
+        return made
 
     def compute_loss(
         self,

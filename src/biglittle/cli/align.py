@@ -184,7 +184,9 @@ class TrainingOptions:
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="adafactor or adamw. Default: adafactor; adamw with --lora and for an exit.",
+            help="adafactor, adafactor-scaled (its rate is relative to every weight's size, for "
+            "T5-like models trained from little) or adamw. Default: adafactor; adamw with --lora "
+            "and for an exit.",
             show_default=False,
             **_TRAINING,
         ),
