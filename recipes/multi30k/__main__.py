@@ -35,14 +35,11 @@ from .sweep import MODELS, benches, measure, measure_alone
 SEED = 0
 HELD_OUT = 500
 SETTINGS = {
-    "large": Settings(
-        optimizer="adamw", learning_rate=1e-3, schedule="cosine", warmup=600, epochs=10,
-        batch=64, smoothing=0.1, weight_decay=0.01, patience=0, seed=SEED,
-    ),
-    "small": Settings(
-        optimizer="adamw", learning_rate=2e-3, schedule="cosine", warmup=600, epochs=20,
-        batch=64, smoothing=0.1, weight_decay=0.01, patience=0, seed=SEED,
-    ),
+    name: Settings(
+        optimizer="adafactor-scaled", learning_rate=rate, schedule="cosine", warmup=400,
+        epochs=epochs, batch=64, smoothing=0.1, patience=0, seed=SEED,
+    )
+    for name, rate, epochs in (("large", 3e-2, 10), ("small", 6e-2, 20))
 }  # fmt: skip
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)

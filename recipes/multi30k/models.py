@@ -60,7 +60,7 @@ def make_model(name: str, vocab: int, seed: int) -> T5ForConditionalGeneration:
             vocab_size=vocab,
             num_decoder_layers=shape.pop("decoder"),
             d_kv=64,
-            dropout_rate=0.3 if name == "large" else 0.1,
+            dropout_rate=0.2 if name == "large" else 0.1,
             pad_token_id=0,
             eos_token_id=1,
             **shape,
