@@ -24,13 +24,13 @@ from biglittle.engines.transformers.exit_adapter import CONFIG, WEIGHTS, ExitAda
 from biglittle.lookahead import DraftStep
 
 
-def made(model: Any, layers: int = 2, rank: int = 4, size: float = 0.0) -> ExitAdapter:
+def made(model: Any, layers: int = 2, size: float = 0.0) -> ExitAdapter:
     """An exit; with a size, one that changes what it gets."""
     torch.manual_seed(5)
-    adapter = ExitAdapter.of(model, layers, rank).requires_grad_(False)
+    adapter = ExitAdapter.of(model, layers).requires_grad_(False)
     if size:
-        adapter.up.weight.normal_(0.0, size)
-        adapter.scale.normal_(1.0, 0.1)
+        adapter.map.weight.normal_(0.0, size)
+        adapter.map.bias.normal_(0.0, size)
     return adapter
 
 
@@ -47,9 +47,7 @@ def test_what_it_computes() -> None:
     model = build("llama")
     adapter = made(model, size=1.0)
     hidden = torch.randn(2, 3, 32)
-    normed = hidden / (hidden.square().mean(-1, keepdim=True) + 1e-7).sqrt()
-    inner = normed @ adapter.down.weight.T + adapter.down.bias
-    expected = adapter.scale * hidden + (inner * inner.sigmoid()) @ adapter.up.weight.T
+    expected = hidden @ adapter.map.weight.T + adapter.map.bias
     assert torch.allclose(adapter(hidden), expected, atol=1e-5)
 
 
@@ -124,7 +122,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 def test_it_comes_in_the_targets_dtype(tmp_path: Path) -> None:
     folder = saved(tmp_path, build("llama"), size=1.0)
     model = build("llama").to(torch.bfloat16)  # its embedding is only nearly the same
-    assert load_exit(folder, model).scale.dtype == torch.bfloat16
+    assert load_exit(folder, model).map.weight.dtype == torch.bfloat16
     pair = Pair(model, f"early-exit:adapter={folder}")
     assert pair.generate([3, 4, 5], max_new_tokens=8, temperature=0).token_ids
 
@@ -180,10 +178,10 @@ def no_json(folder: Path) -> None:
         (rewritten(format="else"), "something else than an exit adapter"),
         (rewritten(version=2), "version 2"),
         (rewritten(layers="two"), "is damaged"),
-        (rewritten(rank=0), "is damaged"),
+        (rewritten(total=0), "is damaged"),
         (rewritten(more=1), "is damaged"),
-        (rewritten(rank=5), "not what exit_config.json says"),
-        (rewritten(rank=10**12), "not what exit_config.json says"),
+        (rewritten(hidden=5), "not what exit_config.json says"),
+        (rewritten(hidden=10**6), "not what exit_config.json says"),
         (without_weights, "cannot be read"),
         (with_noise, "is damaged"),
         (cut_short, "is damaged"),
@@ -224,12 +222,9 @@ def test_another_target(other: Callable[[], Any], word: str, tmp_path: Path) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_no_rank_and_too_many_layers() -> None:
-    model = build("llama")
-    with pytest.raises(ParameterError, match="rank=0"):
-        ExitAdapter.of(model, 1, 0)
+def test_too_many_layers() -> None:
     with pytest.raises(ParameterError, match="early exit after 3 layers"):
-        ExitAdapter.of(model, 3, 1)
+        ExitAdapter.of(build("llama"), 3)
 
 
 def test_it_is_looked_at_before_a_model_is_loaded(tmp_path: Path) -> None:

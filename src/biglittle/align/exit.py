@@ -37,11 +37,10 @@ from ..errors import ParameterError
 from .data import Sample, data_hash
 from .training import Settings, TrainingReport, fine_tune
 
-__all__ = ["EXIT_SETTINGS", "RANK", "train_exit", "train_joint"]
+__all__ = ["EXIT_SETTINGS", "train_exit", "train_joint"]
 
-RANK = 128
 EXIT_SETTINGS = Settings(optimizer="adamw", learning_rate=1e-3)
-"""An adapter begins at nothing, and learns at a higher rate than a model is fine-tuned at."""
+"""An adapter begins as the identity, and learns at a higher rate than a model is fine-tuned at."""
 
 
 def train_exit(
@@ -51,8 +50,6 @@ def train_exit(
     held_out: Sequence[Sample],
     settings: Settings,
     folder: str | Path,
-    *,
-    rank: int = RANK,
     **watch: Any,
 ) -> tuple[ExitAdapter, TrainingReport]:
     """Train an exit adapter on the target's answers.
@@ -68,7 +65,6 @@ def train_exit(
             exit would draft.
         settings: How.
         folder: Where checkpoints are kept, of the adapter alone; a run that was killed goes on.
-        rank: Units of the adapter.
         **watch: `progress` and `stop`, as for `fine_tune`.
 
     Returns:
@@ -76,14 +72,14 @@ def train_exit(
         `load(target, "early-exit:adapter=FOLDER")` takes.
 
     Raises:
-        ParameterError: A number of layers or a rank that the target cannot have, a head without a
-            gradient, or what `fine_tune` raises.
+        ParameterError: A number of layers that the target cannot have, a head without a gradient,
+            or what `fine_tune` raises.
     """
     model = base_model(target).eval()
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         raise _packed(model)
     torch.manual_seed(settings.seed)
-    adapter = ExitAdapter.of(model, layers, rank).to(embedding_weight(model).device)
+    adapter = ExitAdapter.of(model, layers).to(embedding_weight(model).device)
     with _frozen(model):
         alone = _ExitAlone(shallow_model(model, layers, adapter), adapter)
         teacher = model if settings.soft else None

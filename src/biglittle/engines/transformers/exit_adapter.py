@@ -1,9 +1,9 @@
 """An exit after one of the target's layers, trained, and used on the draft's path only.
 
-The model's own final norm and head expect what its last layer writes. An exit adapter brings what
-an earlier layer writes closer to that, so that the first layers draft better. The target itself
-does not change: its output and its keys and values are what they were, and what is lossless stays
-so.
+The model's own final norm and head expect what its last layer writes. An exit adapter is a linear
+map that brings what an earlier layer writes closer to that (the translator of a tuned lens, Belrose
+et al. 2023), so that the first layers draft better. The target itself does not change: its output
+and its keys and values are what they were, and what is lossless stays so.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ...errors import IncompatiblePairError, LoadError, ParameterError
+from ...errors import IncompatiblePairError, LoadError
 from .capability import (
     check_layers,
     decoder_config,
@@ -46,8 +45,6 @@ class ExitConfig:
 
     layers: int
     """It is after so many layers."""
-    rank: int
-    """Units of its network."""
     hidden: int
     """Width of the target's hidden states."""
     total: int
@@ -58,17 +55,15 @@ class ExitConfig:
     """Where it comes from: data, settings, versions, what was measured; plain data."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, layers: int, rank: int) -> ExitConfig:
+    def of(cls, model: PreTrainedModel, layers: int) -> ExitConfig:
         """Of an exit of this model.
 
         Raises:
-            ParameterError: A number of layers that is not below the model's own; no rank.
+            ParameterError: A number of layers that is not below the model's own.
         """
         check_layers(model, layers)
-        if rank < 1:
-            raise ParameterError(f"rank={rank} of an exit must be at least 1")
         size = decoder_config(model).hidden_size
-        return cls(layers, rank, size, len(layer_kinds(model)), model_name(model))
+        return cls(layers, size, len(layer_kinds(model)), model_name(model))
 
     @classmethod
     def read(cls, folder: str | Path) -> ExitConfig:
@@ -92,7 +87,7 @@ class ExitConfig:
 
     @classmethod
     def _checked(cls, data: dict[str, Any], path: Path) -> ExitConfig:
-        numbers = ("layers", "rank", "hidden", "total")
+        numbers = ("layers", "hidden", "total")
         whole = all(type(data.get(name)) is int and data[name] >= 1 for name in numbers)
         names = {field.name for field in dataclasses.fields(cls)}
         if not whole or not isinstance(data.get("target"), str) or not set(data) <= names:
@@ -109,10 +104,7 @@ class ExitConfig:
 
 
 class ExitAdapter(nn.Module):
-    """h' = s ∘ h + up(silu(down(norm(h)))): a scale for every channel, and a little network.
-
-    It begins as the plain exit: s is 1 and `up` 0. The norm is by root mean square, without
-    weights; `down` has them.
+    """h' = W h + b. It begins as the plain exit: W is the identity and b is 0.
 
     Args:
         config: What it is.
@@ -123,25 +115,22 @@ class ExitAdapter(nn.Module):
     def __init__(self, config: ExitConfig) -> None:
         super().__init__()
         self.config = config
-        self.scale = nn.Parameter(torch.ones(config.hidden))
-        self.down = nn.Linear(config.hidden, config.rank)
-        self.up = nn.Linear(config.rank, config.hidden)
-        nn.init.zeros_(self.up.weight)
-        nn.init.zeros_(self.up.bias)
+        self.map = nn.Linear(config.hidden, config.hidden)
+        nn.init.eye_(self.map.weight)
+        nn.init.zeros_(self.map.bias)
         self.register_buffer("target", torch.zeros(SAMPLES))
 
     @classmethod
-    def of(cls, model: PreTrainedModel, layers: int, rank: int) -> ExitAdapter:
+    def of(cls, model: PreTrainedModel, layers: int) -> ExitAdapter:
         """A new one for a model; see `ExitConfig.of`."""
-        adapter = cls(ExitConfig.of(model, layers, rank))
+        adapter = cls(ExitConfig.of(model, layers))
         adapter.target.copy_(_samples(model))
         return adapter
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., size] → [..., size], in the dtype that comes."""
-        normed = functional.rms_norm(hidden.to(self.scale.dtype), hidden.shape[-1:])
-        change: Tensor = self.up(functional.silu(self.down(normed)))
-        return (hidden * self.scale + change).to(hidden.dtype)
+        mapped: Tensor = self.map(hidden.to(self.map.weight.dtype))
+        return mapped.to(hidden.dtype)
 
     def save(self, folder: str | Path) -> None:
         """Write it to a folder, which is made; each file is whole or not there."""
@@ -178,12 +167,11 @@ class ExitAdapter(nn.Module):
         """Raise `IncompatiblePairError` unless it was trained for this model, or for one whose
         weights are nearly the same."""
         ours, name = self.config, model_name(model)
-        theirs = ExitConfig.of(model, min(ours.layers, len(layer_kinds(model)) - 1), ours.rank)
-        shape = f"{ours.total} layers of {ours.hidden}"
-        if (ours.total, ours.hidden) != (theirs.total, theirs.hidden):
+        total, hidden = len(layer_kinds(model)), decoder_config(model).hidden_size
+        if (ours.total, ours.hidden) != (total, hidden):
             raise IncompatiblePairError(
-                f"the exit was trained for {ours.target}, which has {shape}, and {name} has "
-                f"{theirs.total} of {theirs.hidden}; {TRAIN}"
+                f"the exit was trained for {ours.target}, which has {ours.total} layers of "
+                f"{ours.hidden}, and {name} has {total} of {hidden}; {TRAIN}"
             )
         own = self.target.float().cpu()
         if (_samples(model) - own).norm() > TOLERANCE * own.norm():
