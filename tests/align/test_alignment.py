@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lora": {"lora": 4, "settings": dataclasses.replace(FAST, learning_rate=1e-2)},
     "soft": {"settings": dataclasses.replace(FAST, soft=0.5)},
     "init": {"init": "layers=2,head=80", "settings": dataclasses.replace(FAST, epochs=4, batch=4)},
-    "exit": {"early_exit": 1, "settings": dataclasses.replace(FAST, learning_rate=1e-2)},
+    "exit": {"early_exit": 1, "settings": dataclasses.replace(FAST, learning_rate=3e-3)},
     "joint": {"early_exit": 1, "joint": True},
 }
 
