@@ -89,6 +89,7 @@ class _Run:
         self.work = out / "work"
         self.state = State(out, plan.as_dict())
         self.student = make_student(plan, out, self.work)
+        self.tasks = list(plan.tasks)
         self._loaded: tuple[tuple[str, str | None], Pair] | None = None
 
     def run(self) -> None:
@@ -101,13 +102,12 @@ class _Run:
             self.free()
             self.student.prepare()
         if "before" not in self.state:
-            pair = self.pair(self.plan.target, self.student.before)
-            self._evaluate("before", pair, held_out, tasks)
+            self._evaluate("before", (self.plan.target, self.student.before), held_out, tasks)
         if "training" not in self.state:
             self._train(samples, held_out)
         if "after" not in self.state:
-            pair = self.pair(*self.student.after)
-            self._evaluate("after", pair, held_out, tasks, known=not self.plan.joint)
+            known = not self.plan.joint
+            self._evaluate("after", self.student.after, held_out, tasks, known=known)
 
     def say(self, what: str, done: int, total: int) -> None:
         """Tell what is done; between two steps, work can be stopped."""
@@ -141,9 +141,7 @@ class _Run:
         if not plan.tasks:
             opening(pair.tokenizer, pair.name)  # refuses
         self.student.check(pair)
-        if plan.tasks:
-            self.tasks = list(plan.tasks)
-        else:
+        if not plan.tasks:
             self.state.begin()
             self.tasks = [self._prompts(pair)]
         calibration = Calibration(
@@ -194,14 +192,14 @@ class _Run:
     def _evaluate(
         self,
         stage: str,
-        pair: Pair,
+        models: tuple[str, str],
         held_out: Sequence[Sample],
         tasks: Sequence[Task],
         *,
         known: bool = True,
     ) -> None:
         found, profile = evaluate(
-            pair,
+            self.pair(*models),
             held_out,
             self.work / f"traces-{stage}.jsonl",
             tasks=tasks,

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ..errors import ParameterError
 from .loading import fetch, load_options, notes, quiet_libraries
-from .options import ModelOptions
+from .options import ModelOptions, given
 from .screen import Screen, first_interrupt, percent, plural
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def align(
         except KeyboardInterrupt:
             screen.note("stopped: the same command goes on")
             raise typer.Exit(130) from None
-    show(report, screen)
+    show(report, models, screen)
 
 
 def make_plan(
@@ -379,7 +379,7 @@ class _Lines:
             self._screen.note(f"{what}: {done} of {total}, {minutes} left")
 
 
-def show(report: AlignReport, screen: Screen) -> None:
+def show(report: AlignReport, models: ModelOptions, screen: Screen) -> None:
     """What was measured, and how to use what was made."""
     training, before, after = report.training, report.before, report.after
     title = f"{plural(training.held_out, 'answer')} held out from training"
@@ -403,7 +403,7 @@ def show(report: AlignReport, screen: Screen) -> None:
             "--epochs, or more prompts",
             "yellow",
         )
-    words = ["biglittle", "generate", "-t", report.target, "-d", report.draft]
+    words = ["biglittle", "generate", "-t", report.target, "-d", report.draft, *given(models)]
     screen.note(f"use it: {shlex.join(words)}")
 
 
