@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.tune.common import folders, timing, with_costs
+from tests.tune.common import few_settings, folders, timing, with_costs
 
 from biglittle.cli.tune import parse_time
 from biglittle.errors import ParameterError
-from biglittle.tune import search, tuning
+from biglittle.tune import lossless, search, space, tuning
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
@@ -26,7 +26,9 @@ ANYTHING = ("--budget", "agreement: -99%")
 def tune(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run it on the tiny pair, a few settings, with costs and times that are made up."""
     monkeypatch.setattr(search, "MOST", 8)
+    monkeypatch.setattr(space, "FIRST", 3.0)
     monkeypatch.setattr(tuning, "time_policies", timing())
+    monkeypatch.setattr(lossless, "settings", few_settings)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"The {n} model\n" for n in "abcdefghijkl") + "The a model\n")
 
@@ -52,7 +54,8 @@ def test_a_lossy_answer(tune: Any, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out" / "profile.json").read_text())
     assert found["lossless"] is False
     assert result.stdout.startswith(f"{found['policy']} is LOSSY: ")
-    assert "Use: biglittle generate --profile" in result.stdout
+    use = f"Use: biglittle generate --profile {tmp_path / 'out' / 'profile.json'}"
+    assert use in result.stdout
     assert "the answer" in result.stdout
     assert "1 example left out: asked before" in result.stderr
     assert f"saved in {tmp_path / 'out'}: profile.json, pareto.svg" in result.stderr

@@ -50,16 +50,16 @@ def test_what_comes_first() -> None:
     ]
     found = suggested(Space(COST_AWARE, modelled=True), lossless)
     assert found[:4] == [
-        "dynamic:threshold=0.3,tokens=8+bild:rollback=3",
-        "bild:fallback=0.5,rollback=3,tokens=12",
-        str(parse_policy(f"{COST_AWARE}+bild:rollback=3")),  # eleven tokens are not searched
-        "heuristic:start=3,tokens=20+bild:rollback=3",
+        "dynamic:threshold=0.3,tokens=8+bild:rollback=2",
+        "bild:fallback=0.5,rollback=2,tokens=12",
+        str(parse_policy(f"{COST_AWARE}+bild:rollback=2")),  # eleven tokens are not searched
+        "heuristic:start=3,tokens=20+bild:rollback=2",
     ]
     assert found[4:] == [f"bild:fallback={a:g},rollback={b:g}" for a, b in PAPER]
 
 
 def test_copies_have_no_confidence() -> None:
     space = Space(COST_AWARE, modelled=False)
-    assert suggested(space, ["static:tokens=4"]) == ["static:tokens=4+bild:rollback=3"]
+    assert suggested(space, ["static:tokens=4"]) == ["static:tokens=4+bild:rollback=2"]
     with pytest.raises(ValueError, match="'dynamic' not in"):
         space.suggest(optuna.trial.FixedTrial({"lookahead": "dynamic"}))  # type: ignore[arg-type]

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tune.common import COSTS, NEW, folders, pair, task, timing, with_costs
+from tests.tune.common import COSTS, NEW, few_settings, folders, pair, task, timing, with_costs
 
 import biglittle
 from biglittle import ParameterError
 from biglittle.bench.tasks import Example
-from biglittle.tune import Profile, search, tune, tuning
+from biglittle.tune import Profile, lossless, search, space, tune, tuning
 from biglittle.tune.runs import Runs, only_one
 
 ANYTHING = "agreement: -99%"
@@ -24,9 +24,11 @@ MOST = 16
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few settings, and a clock that likes them."""
+    """Few settings, bold ones, and a clock that likes them."""
     monkeypatch.setattr(search, "MOST", MOST)
+    monkeypatch.setattr(space, "FIRST", 3.0)
     monkeypatch.setattr(tuning, "time_policies", timing())
+    monkeypatch.setattr(lossless, "settings", few_settings)
 
 
 def tuned(out: Path, *budgets: str, **options: Any) -> Profile:
@@ -125,6 +127,7 @@ def killing(after: int) -> Callable[[str, int, int], None]:
     return progress
 
 
+@pytest.mark.slow
 def test_killed_and_gone_on_with_is_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +147,7 @@ def test_killed_and_gone_on_with_is_one_run(
     def dying(self: Runs, *given: Any) -> None:
         nonlocal count
         count += 1
-        if count % 7 == 0:
+        if count % 12 == 0:
             raise Killed
         add(self, *given)
 

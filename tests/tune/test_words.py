@@ -52,7 +52,7 @@ def test_why_nothing_lossy() -> None:
         "it: bleu 29.50 for 30.00 (−0.50, at worst −1.00); more could tell"
     )
     outside = replace(hopeful, changes=(change(value=20.0),))
-    assert told(BASE, outside) == []
+    assert told(BASE, outside) == ["of 1 lossy settings that are faster, none is inside the budget"]
     slow = replace(hopeful, ms_per_token=9.0)
     assert told(BASE, slow) == ["no lossy setting is faster than dynamic"]
     assert told(BASE, hopeful, rejected=[Rejected(LOSSY, "a reason")])[0] == (

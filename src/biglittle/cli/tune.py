@@ -126,7 +126,7 @@ def tune(
     except KeyboardInterrupt:
         screen.note(f"stopped; what was measured is in {out}: the same command goes on")
         raise typer.Exit(130) from None
-    show(found, screen)
+    show(found, out, screen)
     screen.note(f"saved in {out}: profile.json" + (", pareto.svg" if found.budgets else ""))
 
 
@@ -167,14 +167,14 @@ def check_folder(out: Path, task: Task, **settings: Any) -> None:
 # What is shown.
 
 
-def show(found: Profile, screen: Screen) -> None:
+def show(found: Profile, out: Path, screen: Screen) -> None:
     """The answer first, then what it rests on."""
     style = "bold green" if found.lossless else "bold yellow"
     screen.out.print(Text(found.verdict, style), soft_wrap=True)
     for note in found.notes:
         screen.out.print(Text(f"Note: {note}."), soft_wrap=True)
-    if found.target is not None:
-        words = ["biglittle", "generate", "--profile", "profile.json"]
+    if found.policy != "none":
+        words = ["biglittle", "generate", "--profile", str(out / "profile.json")]
         screen.out.print(Text.assemble(("Use: ", "bold"), shlex.join(words)), soft_wrap=True)
     screen.out.print(_table(found))
 

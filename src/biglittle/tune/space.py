@@ -31,6 +31,8 @@ FAMILIES: Mapping[str, Mapping[str, Sequence[float]]] = {
 """The options of every lookahead."""
 ASK_CONFIDENCE = ("fallback", "dynamic", "self-adjusting")
 
+FIRST = 2.0
+"""A rollback threshold to begin with: with which the paper's tables lose nothing."""
 PAPER = ((0.6, 2.0), (0.5, 3.0), (0.4, 3.0), (0.3, 5.0), (0.2, 6.0), (0.9, 3.0))
 """Fallback and rollback thresholds of Kim et al. 2023, tables 1 and 2."""
 
@@ -67,12 +69,12 @@ class Space:
         return str(parse_policy(f"{ahead}+bild:rollback={rollback:g}"))
 
     def first(self, lossless: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """What is tried first: lookaheads that are best without loss, each with a middling rollback
+        """What is tried first: lookaheads that are best without loss, each with the same rollback
         threshold, then the paper's thresholds; as a trial's parameters."""
         for text in lossless:
             found = _family(parse_policy(text))
             if found is not None:
-                yield _numbers(*found, 3.0)
+                yield _numbers(*found, FIRST)
         if "fallback" in self._families:
             for fallback, rollback in PAPER:
                 yield _numbers("fallback", {"threshold": fallback, "tokens": 10}, rollback)

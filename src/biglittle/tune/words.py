@@ -90,5 +90,7 @@ def _why_lossless(base: Setting, settings: Sequence[Setting]) -> Iterator[str]:
             f"{best.policy} is faster than {base.policy} and may be inside the budget, but "
             f"{best.examples} examples cannot show it: {changes(best.changes)}; more could tell"
         )
-    elif not faster:
+    elif faster:
+        yield f"of {len(faster)} lossy settings that are faster, none is inside the budget"
+    else:
         yield f"no lossy setting is faster than {base.policy}"
