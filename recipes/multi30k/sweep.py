@@ -98,7 +98,8 @@ def benches(run: Path) -> Iterator[Bench]:
     nucleus = ("--temperature", "1", "--top-p", "0.8", "--limit", str(SWEEP_SENTENCES))
     yield Bench(SAMPLED, "large", "aligned", "test", tuple(sampled(run)), nucleus)
     draft = f"early-exit:layers={EXIT_LAYERS}"
-    calm = tuple(word for threshold in CALM for word in ("--calm", f"{threshold:g}"))
+    rule = f",exits={EXIT_LAYERS}"  # where the model was trained to exit
+    calm = tuple(word for threshold in CALM for word in ("--calm", f"{threshold:g}{rule}"))
     yield Bench(EXIT, "joint", draft, "test", tuple(grid()), (*few, *calm))
 
 
