@@ -120,10 +120,9 @@ def load(
         "trust_remote_code": trust_remote_code,
         "llama": llama,
     }
-    defaults = {name: inspect.signature(load).parameters[name].default for name in options}
     tuned = None if profile is None else _read_profile(profile)
     if tuned is not None:
-        target, draft, options = tuned.sources(target, draft, options, defaults)
+        target, draft, options = tuned.sources(target, draft, options, DEFAULTS)
         policy = tuned.policy if policy is None else policy
     if target is None:
         raise ParameterError("there is no target: name one, or give a profile")
@@ -142,9 +141,13 @@ def load(
     pair = Pair(model, spec, own, little_tokenizer, policy=chosen)
     if tuned is not None:
         tuned.check(pair)
-    changed = {name: value for name, value in options.items() if value != defaults[name]}
+    changed = {name: value for name, value in options.items() if value != DEFAULTS[name]}
     pair.origin = _origin(target, draft, changed)
     return pair
+
+
+DEFAULTS = {name: option.default for name, option in inspect.signature(load).parameters.items()}
+"""Of the options of `load`."""
 
 
 def _read_profile(profile: str | Path | Profile) -> Profile:
