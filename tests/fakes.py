@@ -87,6 +87,8 @@ class ScriptedRunner:
         """The counts of every forward."""
         self.admitted = 0
         """Prompts read."""
+        self.reads: list[int] = []
+        """Tokens of every part of a prompt that was read."""
         self._lent: Tensor | None = None
 
     def cached(self, row: int) -> list[int]:
@@ -94,23 +96,39 @@ class ScriptedRunner:
         return self.slots[row][: self.lengths[row]]
 
     @torch.inference_mode()
-    def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
+    def admit(
+        self, prompt: Prompt, saved: Saved | None = None, *, most: int | None = None
+    ) -> Tensor:
         """See `Runner.admit`."""
         self.reused = known = saved.shared(prompt.tokens) if saved else 0
-        tokens = [*(saved.state[:known] if saved else []), *prompt.tokens[known:]]
-        self._add_row(tokens)
+        self._add_row(saved.state[:known] if saved else [])
         self.admitted += 1
-        return self._lend(self._after(tuple(tokens))[None].clone())
+        return self.read(len(self.lengths) - 1, prompt.tokens[known:][:most])
 
-    def fork(self, row: int) -> None:
+    @torch.inference_mode()
+    def read(self, row: int, tokens: Sequence[int]) -> Tensor:
+        """See `Runner.read`."""
+        assert tokens
+        self.reads.append(len(tokens))
+        self._append(row, list(tokens))
+        return self._lend(self._after(tuple(self.cached(row)))[None].clone())
+
+    def fork(self, row: int, length: int | None = None) -> int:
         """See `Runner.fork`."""
-        self._add_row(self.cached(row))
+        length = self.lengths[row] if length is None else length
+        self._add_row(self.cached(row)[:length])
+        return length
+
+    def swap(self, a: int, b: int) -> None:
+        """See `Runner.swap`."""
+        for held in (self.lengths, self.slots):
+            held[a], held[b] = held[b], held[a]  # type: ignore[index]
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, counts: Sequence[int], *, last: bool = False) -> Tensor:
         """See `Runner.forward`."""
         rows, width = tokens.shape
-        assert rows == len(self.lengths) == len(counts)
+        assert rows == len(counts) <= len(self.lengths)
         assert max(counts) <= width
         self.forwards.append(tuple(counts))
         logits = torch.full((rows, width, self.vocab), torch.nan, dtype=torch.float64)
@@ -125,7 +143,8 @@ class ScriptedRunner:
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """See `Runner.truncate`."""
-        self.lengths = [min(a, b) for a, b in zip(self.lengths, lengths, strict=True)]
+        for row, length in enumerate(lengths):
+            self.lengths[row] = min(self.lengths[row], length)
 
     def release(self, row: int) -> None:
         """See `Runner.release`."""

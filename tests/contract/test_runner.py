@@ -90,16 +90,31 @@ class Twin:
         self.rows.append([*begun, *self.tokens(1 + a % 7)])
         self.encoders.append(encoder_inputs(architecture(self.name), 3 + a % 5, seed=b))
         prompt = Prompt(tuple(self.rows[-1]), self.encoders[-1])
-        logits = self.runner.admit(prompt, saved)
+        most = 1 + a % 3 if a % 2 else None
+        logits = self.runner.admit(prompt, saved, most=most)
         assert 0 <= self.runner.reused <= (saved.shared(prompt.tokens) if saved else 0)
+        length = self.runner.lengths[-1]
+        assert length == len(prompt.tokens) or most is not None
+        rest, self.rows[-1] = self.rows[-1][length:], self.rows[-1][:length]
         self.check(len(self.rows) - 1, logits)
+        if rest and b % 3:  # or the row stays as it is
+            self.read_on(len(self.rows) - 1, rest)
+
+    def read(self, a: int, b: int) -> None:
+        if self.rows:
+            self.read_on(a % len(self.rows), self.tokens(1 + b % 7))
+
+    def read_on(self, row: int, tokens: list[int]) -> None:
+        self.rows[row] += tokens
+        self.check(row, self.runner.read(row, tokens))
 
     def append(self, a: int, b: int) -> None:
         if not self.rows:
             return
         same = a % 3 == 0  # now and then the same number for all rows, the uniform path
-        counts = [1 + b % 4 if same else (b >> (2 * row)) % 5 for row in range(len(self.rows))]
-        counts = [min(c, LONGEST + 10 - len(row)) for c, row in zip(counts, self.rows, strict=True)]
+        first = self.rows[: 1 + a % len(self.rows)] if a % 5 == 0 else self.rows
+        counts = [1 + b % 4 if same else (b >> (2 * row)) % 5 for row in range(len(first))]
+        counts = [min(c, LONGEST + 10 - len(row)) for c, row in zip(counts, first, strict=True)]
         width = max(counts) + (a % 2 if not same else 0)  # padding wider than any row, too
         if not max(counts):
             return
@@ -113,6 +128,7 @@ class Twin:
 
     def rollback(self, a: int, b: int) -> None:
         lengths = [max(1, len(t) - (b >> (2 * r)) % 4) for r, t in enumerate(self.rows)]
+        lengths = lengths[: a % 5] if a % 7 == 0 else lengths
         self.runner.truncate([n + (a % 2) * 3 * (r % 2) for r, n in enumerate(lengths)])
         for row, length in enumerate(lengths):
             del self.rows[row][length + (a % 2) * 3 * (row % 2) :]
@@ -131,9 +147,19 @@ class Twin:
         if not self.rows or len(self.rows) == MOST_ROWS:
             return
         row = a % len(self.rows)
-        self.runner.fork(row)
-        self.rows.append(list(self.rows[row]))
+        whole = len(self.rows[row])
+        length = whole if b % 2 else 1 + b % whole
+        assert self.runner.fork(row, length if b % 4 else None) == (length if b % 4 else whole)
+        self.rows.append(self.rows[row][: self.runner.lengths[-1]])
         self.encoders.append(self.encoders[row])
+
+    def swap(self, a: int, b: int) -> None:
+        if not self.rows:
+            return
+        a, b = a % len(self.rows), b % len(self.rows)
+        self.runner.swap(a, b)
+        for held in (self.rows, self.encoders):
+            held[a], held[b] = held[b], held[a]  # type: ignore[index]
 
     def save(self, a: int, b: int) -> None:
         if not self.rows:
@@ -150,7 +176,9 @@ def architecture(name: str) -> str:
     return "llama" if name == "llama.cpp" else name
 
 
-EVENTS = st.sampled_from(["admit", "append", "append", "rollback", "release", "fork", "save"])
+EVENTS = st.sampled_from(
+    ["admit", "append", "append", "rollback", "release", "fork", "save", "read", "swap"]
+)
 EVENT = st.tuples(EVENTS, st.integers(0, 255), st.integers(0, 255))
 
 

@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from .timing import Stopwatch
 
-__all__ = ["EncoderInput", "Limits", "Model", "Prompt", "Runner", "Saved"]
+__all__ = ["EncoderInput", "Limits", "Model", "Prompt", "Runner", "Saved", "common"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,9 @@ class Limits:
     """Tokens of one row."""
     rows: int | None = None
     """Rows at a time."""
+    pooled: bool = False
+    """Whether rows take from one pool no more than they hold; else every row takes as much room as
+    the longest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,13 @@ class Saved:
     def shared(self, tokens: Sequence[int]) -> int:
         """How many of a prompt's tokens need not be read again: their common beginning, short of
         the last one, whose logits are needed."""
-        count = 0
-        for ours, theirs in zip(self.tokens, tokens[:-1], strict=False):
-            if ours != theirs:
-                break
-            count += 1
-        return count
+        return common(self.tokens, tokens[:-1])
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens of the common beginning."""
+    differing = (at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differing, min(len(a), len(b)))
 
 
 class Runner(Protocol):
@@ -95,18 +99,28 @@ class Runner(Protocol):
     stopwatch: Stopwatch
     """Runs while the model does."""
 
-    def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
+    def admit(
+        self, prompt: Prompt, saved: Saved | None = None, *, most: int | None = None
+    ) -> Tensor:
         """Append a row, read its prompt, and return the logits after its last token: [1, vocab].
 
         What `saved` shares with the prompt is not computed again, where the engine still has it:
-        `reused` says how much that was.
+        `reused` says how much that was. With `most`, at least 1, no more tokens are read than
+        that; `read` goes on.
         """
 
-    def fork(self, row: int) -> None:
-        """Append a row that is a copy of another."""
+    def read(self, row: int, tokens: Sequence[int]) -> Tensor:
+        """Append tokens, at least one, to one row; the logits after the last one: [1, vocab]."""
+
+    def fork(self, row: int, length: int | None = None) -> int:
+        """Append a row that begins with another's first `length` tokens, by default all of them.
+
+        How many the new row holds: fewer than asked for where the engine cannot cut that row.
+        """
 
     def forward(self, tokens: Tensor, counts: Sequence[int], *, last: bool = False) -> Tensor:
-        """Append `counts[i]` of `tokens[i]` to every row i.
+        """Append `counts[i]` of `tokens[i]` to every row i of the first ones, as many as `tokens`
+        has; what lies behind them does not move.
 
         Args:
             tokens: [rows, width] int64, each row's tokens first, then anything.
@@ -119,7 +133,11 @@ class Runner(Protocol):
         """
 
     def truncate(self, lengths: Sequence[int]) -> None:
-        """Lower every row's length (what is longer already stays out of sight), in O(1)."""
+        """Lower the length of the first rows, as many as there are lengths, in O(1). A row that is
+        shorter already stays as it is."""
+
+    def swap(self, a: int, b: int) -> None:
+        """Let two rows exchange their numbers."""
 
     def release(self, row: int) -> None:
         """Remove a row; the last row takes its number."""

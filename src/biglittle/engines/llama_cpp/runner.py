@@ -32,14 +32,16 @@ class LlamaRunner:
         self.name = model.name
         self.vocab = model.vocab
         self.device = model.device
-        self.limits = Limits(context=model.context, rows=ROWS)
+        self.limits = Limits(context=model.context, rows=ROWS, pooled=True)
         self.lengths: list[int] = []
         self.reused = 0
         self.stopwatch = Stopwatch(self.device)
         self._borrowed: Context | None = None
         self._rows: list[int] = []
 
-    def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
+    def admit(
+        self, prompt: Prompt, saved: Saved | None = None, *, most: int | None = None
+    ) -> Tensor:
         """See `Runner.admit`."""
         if self._borrowed is None:
             self._borrow(None if saved is None else saved.state.context)
@@ -51,30 +53,46 @@ class LlamaRunner:
             self._context.copy(saved.state.sequence, sequence, done)
         self.reused = done
         self._rows.append(sequence)
-        self.lengths.append(len(prompt.tokens))
-        with self.stopwatch:
-            return self._context.decode([sequence], [prompt.tokens[done:]], last=True)
+        self.lengths.append(done)
+        return self.read(len(self._rows) - 1, prompt.tokens[done:][:most])
 
-    def fork(self, row: int) -> None:
+    def read(self, row: int, tokens: Sequence[int]) -> Tensor:
+        """See `Runner.read`."""
+        with self.stopwatch:
+            logits = self._context.decode([self._rows[row]], [tokens], last=True)
+        self.lengths[row] += len(tokens)
+        return logits
+
+    def fork(self, row: int, length: int | None = None) -> int:
         """See `Runner.fork`."""
+        held = self.lengths[row]
+        length = held if length is None else length
+        length = length if self._context.whole(held, length) else 0
         sequence = self._take()
-        self._context.copy(self._rows[row], sequence, self.lengths[row])
+        self._context.copy(self._rows[row], sequence, length)
         self._rows.append(sequence)
-        self.lengths.append(self.lengths[row])
+        self.lengths.append(length)
+        return length
 
     def forward(self, tokens: Tensor, counts: Sequence[int], *, last: bool = False) -> Tensor:
         """See `Runner.forward`."""
         feed = [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
+        first = len(feed)
         with self.stopwatch:
-            logits = self._context.decode(self._rows, feed, last=last)
-        self.lengths = [n + c for n, c in zip(self.lengths, counts, strict=True)]
+            logits = self._context.decode(self._rows[:first], feed, last=last)
+        self.lengths[:first] = [n + c for n, c in zip(self.lengths[:first], counts, strict=True)]
         return _by_row(logits, [min(count, 1) for count in counts] if last else counts)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """See `Runner.truncate`."""
-        for sequence, length in zip(self._rows, lengths, strict=True):
-            self._context.cut(sequence, length)
-        self.lengths = [min(n, length) for n, length in zip(self.lengths, lengths, strict=True)]
+        for row, length in enumerate(lengths):
+            self._context.cut(self._rows[row], length)
+            self.lengths[row] = min(self.lengths[row], length)
+
+    def swap(self, a: int, b: int) -> None:
+        """See `Runner.swap`."""
+        for held in (self._rows, self.lengths):
+            held[a], held[b] = held[b], held[a]
 
     def release(self, row: int) -> None:
         """See `Runner.release`."""

@@ -86,24 +86,32 @@ class TransformersRunner(ABC):
     # The protocol.
 
     @torch.inference_mode()
-    def admit(self, prompt: Prompt, saved: Saved | None = None) -> Tensor:
+    def admit(
+        self, prompt: Prompt, saved: Saved | None = None, *, most: int | None = None
+    ) -> Tensor:
         """See `Runner.admit`."""
         row = len(self.lengths)
         self._admit_encoder(prompt, row)
         self.reused = done = self._restore(prompt, row, saved)
         self.lengths.append(done)
-        tokens = torch.tensor([prompt.tokens], device=self.device)
+        return self.read(row, prompt.tokens[done:][:most])
+
+    @torch.inference_mode()
+    def read(self, row: int, tokens: Sequence[int]) -> Tensor:
+        """See `Runner.read`."""
         logits = None
-        for start in range(done, len(prompt.tokens), CHUNK):
-            logits = self._append(tokens[:, start : start + CHUNK], row, keep=1)
-        assert logits is not None, "a prompt has at least one token that is not restored"
+        for part in torch.tensor([tokens], device=self.device).split(CHUNK, dim=1):
+            logits = self._append(part, row, keep=1)
+        assert logits is not None, "there is at least one token to read"
         return logits[:, -1]
 
     @torch.inference_mode()
-    def fork(self, row: int) -> None:
+    def fork(self, row: int, length: int | None = None) -> int:
         """See `Runner.fork`."""
-        self._slots.copy_row(row, len(self.lengths), self.lengths[row])
-        self.lengths.append(self.lengths[row])
+        length = self.lengths[row] if length is None else length
+        self._slots.copy_row(row, len(self.lengths), length)
+        self.lengths.append(length)
+        return length
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, counts: Sequence[int], *, last: bool = False) -> Tensor:
@@ -111,13 +119,15 @@ class TransformersRunner(ABC):
         rows, width = tokens.shape
         start = self.lengths[0]
         even = all(c == width for c in counts)
-        if even and all(n == start for n in self.lengths):
+        if even and all(n == start for n in self.lengths[:rows]):
             self._slots.window.uniform(0, rows, start, width)
             ragged = None
         else:
             ragged = self._ragged(rows, width)
         logits = self._logits(self._run(tokens, 0, rows, ragged, keep=int(last and even)))
-        self.lengths = [n + c for n, c in zip(self.lengths, counts, strict=True)]
+        self.lengths[:rows] = [
+            n + c for n, c in zip(self.lengths[:rows], counts, strict=True)
+        ]
         if not last:
             return logits
         # Counted from behind, which holds whether all positions were kept or the last alone.
@@ -126,7 +136,15 @@ class TransformersRunner(ABC):
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """See `Runner.truncate`."""
-        self.lengths = [min(a, b) for a, b in zip(self.lengths, lengths, strict=True)]
+        first = self.lengths[: len(lengths)]
+        self.lengths[: len(lengths)] = [min(a, b) for a, b in zip(first, lengths, strict=True)]
+
+    @torch.inference_mode()
+    def swap(self, a: int, b: int) -> None:
+        """See `Runner.swap`."""
+        lengths = self.lengths
+        self._slots.swap_rows(a, b, max(lengths[a], lengths[b]))
+        lengths[a], lengths[b] = lengths[b], lengths[a]
 
     @torch.inference_mode()
     def release(self, row: int) -> None:
@@ -200,9 +218,10 @@ class TransformersRunner(ABC):
 
     def _ragged(self, rows: int, width: int) -> dict[str, Any]:
         """A mask that lets a query see the slots up to its own, and every token's position."""
-        starts = torch.tensor(self.lengths, device=self.device)
+        lengths = self.lengths[:rows]
+        starts = torch.tensor(lengths, device=self.device)
         slots = starts[:, None] + torch.arange(width, device=self.device)
-        span = max(self.lengths) + width
+        span = max(lengths) + width
         self._slots.window.ragged(rows, slots, span)
         masks = {kind: self._mask(slots, span, *kind) for kind in self._kinds}
         mask = next(iter(masks.values()))

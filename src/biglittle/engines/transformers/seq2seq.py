@@ -49,9 +49,9 @@ class Seq2SeqRunner(TransformersRunner):
     def _slots(self) -> SlotCache:
         return self.cache.own
 
-    def admit(self, prompt: Prompt, saved: Any = None) -> Tensor:
+    def admit(self, prompt: Prompt, saved: Any = None, *, most: int | None = None) -> Tensor:
         """See `Runner.admit`; an encoder's input is not a prefix, so nothing saved is reused."""
-        return super().admit(prompt)
+        return super().admit(prompt, most=most)
 
     def save(self, row: int, tokens: Any) -> None:
         """Encoder-decoder rows start from their own input: there is nothing to go on from."""
@@ -67,12 +67,20 @@ class Seq2SeqRunner(TransformersRunner):
             self._encoded[row] = last
 
     @torch.inference_mode()
-    def fork(self, row: int) -> None:
+    def fork(self, row: int, length: int | None = None) -> int:
         """See `Runner.fork`."""
-        super().fork(row)
-        length, mask = self._encoded[row]
-        self.cache.cross.copy_row(row, len(self._encoded), length)
-        self._encoded.append((length, mask))
+        span, mask = self._encoded[row]
+        self.cache.cross.copy_row(row, len(self._encoded), span)
+        self._encoded.append((span, mask))
+        return super().fork(row, length)
+
+    @torch.inference_mode()
+    def swap(self, a: int, b: int) -> None:
+        """See `Runner.swap`."""
+        super().swap(a, b)
+        encoded = self._encoded
+        self.cache.cross.swap_rows(a, b, max(encoded[a][0], encoded[b][0]))
+        encoded[a], encoded[b] = encoded[b], encoded[a]
 
     def _admit_encoder(self, prompt: Prompt, row: int) -> None:
         if not prompt.encoder:

@@ -99,6 +99,12 @@ class SlotLayer(CacheLayerMixin):
         self.keys[target, :, :length] = self.keys[source, :, :length]
         self.values[target, :, :length] = self.values[source, :, :length]
 
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange the first `length` slots of two rows."""
+        assert self.keys is not None and self.values is not None
+        for states in (self.keys, self.values):
+            states[[a, b], :, :length] = states[[b, a], :, :length]
+
     def export(self, row: int, length: int) -> tuple[Tensor, Tensor]:
         """Copies of a row's first `length` keys and values, [heads, length, dim]."""
         assert self.keys is not None and self.values is not None
@@ -177,6 +183,11 @@ class SlotCache(Cache):
         for layer in self.slots:
             layer.copy_row(source, target, length)
 
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange the first `length` slots of two rows, in every layer."""
+        for layer in self.slots:
+            layer.swap_rows(a, b, length)
+
     def export(self, row: int, length: int) -> list[tuple[Tensor, Tensor]]:
         """Copies of a row's keys and values, a pair a layer."""
         return [layer.export(row, length) for layer in self.slots]
@@ -253,6 +264,11 @@ class CrossCache(Cache):
         """Copy a row's first `length` slots to another row."""
         for layer in self.crossings:
             layer.storage.copy_row(source, target, length)
+
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange two rows, `length` slots of each."""
+        for layer in self.crossings:
+            layer.storage.swap_rows(a, b, length)
 
 
 class PairedCache(EncoderDecoderCache):
