@@ -122,7 +122,8 @@ class ScriptedRunner:
     def swap(self, a: int, b: int) -> None:
         """See `Runner.swap`."""
         for held in (self.lengths, self.slots):
-            held[a], held[b] = held[b], held[a]  # type: ignore[index]
+            own: Any = held
+            own[a], own[b] = own[b], own[a]
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, counts: Sequence[int], *, last: bool = False) -> Tensor:
@@ -199,10 +200,13 @@ class ScriptedDrafter:
     def seconds(self) -> float:
         return 0.0
 
-    def admit(self, row: Row, saved: Saved | None = None) -> None:
+    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> int:
         self.rows.append(row)
+        return 0
 
-    def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
+    def propose(
+        self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide, **options: Any
+    ) -> Draft:
         assert self.rows == list(rows)
         plans = [
             list(self.plan(row.tokens, budget))[:budget]
@@ -284,7 +288,12 @@ def check_caches(engine: Engine) -> None:
     target = engine.target
     assert isinstance(target, ScriptedRunner)
     committed = [row.tokens[:-1] for row in engine.rows]
-    assert [target.cached(i) for i in range(len(target.lengths))] == committed
+    cached = [target.cached(i) for i in range(len(target.lengths))]
+    assert cached[: len(committed)] == committed
+    reading = [] if engine._reading is None else [engine._reading.tokens]
+    for row, read in zip(reading, cached[len(committed) :], strict=True):
+        assert read == row[: len(read)]
+        assert len(read) < len(row)
     if isinstance(engine.drafter, ModelDrafter):
         draft = engine.drafter.runner
         assert isinstance(draft, ScriptedRunner)

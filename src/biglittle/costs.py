@@ -180,13 +180,16 @@ class _Forced:
         self._text = text
         self.count = 0
 
-    def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
+    def propose(
+        self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide, **options: Any
+    ) -> Draft:
         """See `Drafter.propose`."""
         ids = list(itertools.islice(itertools.cycle(self._text), self.count))
         return Draft([RowDraft(ids, [1.0] * self.count, open=False)])
 
-    def admit(self, row: Row, saved: Saved | None = None) -> None:
+    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> int:
         """Nothing to do: nothing is cached."""
+        return 0
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Nothing to do: nothing is cached."""

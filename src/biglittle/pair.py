@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .chat import Chat
-from .decoding import Engine, Request
+from .decoding import Capacity, Engine, Request
 from .decoding.sampling import resolve
 from .drafters import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookupDrafter
 from .engines import open_model
@@ -420,10 +420,11 @@ class Pair:
         """A runner of the target, without rows."""
         return self._target.runner()
 
-    def engine(self) -> Engine:
+    def engine(self, capacity: Capacity | None = None) -> Engine:
         """A fresh engine over the pair's models: what `generate` and a server run."""
         target = self.runner()
-        return Engine(target, self._make_drafter(target), self.tokenizer, vocab=self.vocab)
+        drafter = self._make_drafter(target)
+        return Engine(target, drafter, self.tokenizer, vocab=self.vocab, capacity=capacity)
 
     def requests(
         self,

@@ -56,6 +56,8 @@ class Round:
     gave up."""
     fallback: bool
     """Whether the draft gave up the last position."""
+    rows: int = 1
+    """Rows that ran together."""
 
     @property
     def predicted(self) -> int:
@@ -82,7 +84,7 @@ class Stats:
     """Forwards of the draft with this row."""
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    """Prompt tokens that an earlier turn had computed already."""
+    """Prompt tokens that an earlier turn or another row had computed already."""
     new_tokens: int = 0
     predicted: int = 0
     """Tokens that the draft predicted, those it gave up included."""

@@ -159,7 +159,8 @@ class Twin:
         a, b = a % len(self.rows), b % len(self.rows)
         self.runner.swap(a, b)
         for held in (self.rows, self.encoders):
-            held[a], held[b] = held[b], held[a]  # type: ignore[index]
+            own: Any = held
+            own[a], own[b] = own[b], own[a]
 
     def save(self, a: int, b: int) -> None:
         if not self.rows:

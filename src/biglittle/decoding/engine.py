@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..drafters.base import Draft, Drafter, RowDraft
-from ..engines.base import Runner
+from ..engines.base import Runner, Saved, common
+from ..errors import ContextError
 from ..lookahead.base import DraftStep
 from ..results import FinishReason, Origin, Round, TokenLogprob
+from .capacity import Capacity
 from .judging import Ruling, goes_unverified, judge_rows
+from .prefixes import Prefixes
 from .rows import Request, Row, by_key
 
 __all__ = ["Engine"]
+
+ALL = sys.maxsize  # tokens
 
 
 class Engine:
@@ -26,27 +34,66 @@ class Engine:
         drafter: Proposes tokens; None for plain decoding.
         tokenizer: Turns tokens into text; None for token ids only.
         vocab: Ids that may be emitted; what the head has beyond is padding.
+        capacity: How much it takes on at a time.
+
+    The target's rows are, in this order: those that the drafter knows, the other running ones, and
+    at most one whose prompt is being read.
     """
 
     def __init__(
-        self, target: Runner, drafter: Drafter | None, tokenizer: Any = None, *, vocab: int
+        self,
+        target: Runner,
+        drafter: Drafter | None,
+        tokenizer: Any = None,
+        *,
+        vocab: int,
+        capacity: Capacity | None = None,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self.tokenizer = tokenizer
         self.vocab = vocab
+        self.capacity = capacity or Capacity()
         self.rows: list[Row] = []
+        """Those that run."""
         self._waiting: deque[Row] = deque()
+        self._reading: Row | None = None  # a row of which the target has read a part
         self._drafted_for = 0  # rows that the drafter has admitted: the first so many
+        self._prefixes = Prefixes(self.capacity.prefix_tokens)
 
     @property
     def busy(self) -> bool:
         """Whether there is anything left to do."""
-        return bool(self.rows or self._waiting)
+        return bool(self._held or self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not been begun."""
+        return len(self._waiting)
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of the target's keys and values that the begun rows may come to."""
+        return self._room([row.most_tokens for row in self._held])
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of ended rows whose state is kept."""
+        return self._prefixes.tokens
 
     def admit(self, request: Request) -> Row:
-        """Queue a request; its row starts with the next `step`."""
+        """Queue a request; its row starts with a `step` that has room for it.
+
+        Raises:
+            ContextError: It needs more than `Capacity.kv_tokens` by itself.
+        """
         row = Row(request, self.tokenizer)
+        limit = self.capacity.kv_tokens
+        if limit is not None and row.most_tokens > limit:
+            raise ContextError(
+                f"a prompt of {row.prompt_length} tokens and {request.max_new_tokens} new ones do "
+                f"not fit in kv_tokens={limit}; shorten the prompt, or lower max_new_tokens"
+            )
         self._waiting.append(row)
         return row
 
@@ -57,18 +104,22 @@ class Engine:
         row.finish(FinishReason.CANCELLED)
         if row in self._waiting:
             self._waiting.remove(row)
+        if row is self._reading:
+            self._reading = None
+            self.target.release(len(self.rows))
         self._release_finished()
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """Start waiting rows, or run one round of the active ones; the rows that took part."""
-        starting = self._admissible()
-        rows = starting or list(self.rows)
+        """Start waiting rows, or run one round of the active ones; the rows that took part. Where
+        prompts are read in chunks, a chunk and a round."""
         before = self._clock()
-        if starting:
-            self._start(starting)
-        elif rows:
-            self._round()
+        rows = self._start()
+        if self.capacity.chunk is not None or not rows:
+            self._release_finished()  # what ended with its first token
+            rows = list(dict.fromkeys([*rows, *self.rows]))
+            if self.rows:
+                self._round()
         self._charge(rows, before)
         self._release_finished()
         return rows
@@ -77,8 +128,8 @@ class Engine:
 
     def _round(self) -> None:
         """Draft, verify, judge, commit: all rows at once."""
+        draft = self._propose()
         rows = self.rows
-        draft = self._propose([self._budget(row) for row in rows])
         counts = [len(part.ids) for part in draft.rows]
         if all(map(goes_unverified, rows, draft.rows)):
             self._commit(draft, [Ruling(count, None) for count in counts], None)
@@ -100,26 +151,35 @@ class Engine:
         if row.lookahead is None or row.hold or self.drafter is None:
             return 0
         room = row.remaining - (1 if row.acceptance.verify_end else 0)
-        return max(0, min(row.lookahead.budget(row.lookahead_state), room))
+        return max(0, min(row.lookahead.budget(row.lookahead_state, len(self.rows)), room))
 
-    def _propose(self, budgets: list[int]) -> Draft:
-        if self.drafter is None or not any(budgets):
-            return Draft([RowDraft([], [], open=False) for _ in budgets])
-        self._admit_to_drafter()
-        return self.drafter.propose(self.rows, budgets, self._decide)
+    def _propose(self) -> Draft:
+        """What the drafter proposes; nothing for rows that it does not know."""
+        left = self._admit_to_drafter()
+        known = self.rows[: self._drafted_for]
+        budgets = [self._budget(row) for row in known]
+        draft = Draft([])
+        if self.drafter is not None and any(budgets):
+            draft = self.drafter.propose(known, budgets, self._decide, most=left)
+        others = len(self.rows) - len(draft.rows)
+        draft.rows += [RowDraft([], [], open=False) for _ in range(others)]
+        if others and draft.q is not None:
+            draft.q = torch.nn.functional.pad(draft.q, (0, 0, 0, 0, 0, others))
+        return draft
 
     def _decide(self, step: DraftStep) -> Tensor:
-        """Every row's lookahead on the token that was just drafted, [rows] int8."""
-        groups = by_key([row.lookahead for row in self.rows])
+        """The lookaheads of the drafter's rows on the token that was just drafted, [rows] int8."""
+        if len(self.rows) > 1:
+            step = dataclasses.replace(step, rows=len(self.rows))
+        rows = self.rows[: len(step.tokens)]
+        groups = by_key([row.lookahead for row in rows])
         if len(groups) == 1:
             rule = groups[0][0]
-            return rule.decide(step, [row.lookahead_state for row in self.rows])  # type: ignore[no-any-return]
+            return rule.decide(step, [row.lookahead_state for row in rows])  # type: ignore[no-any-return]
         decisions = torch.zeros_like(step.tokens, dtype=torch.int8)
         for rule, indices in groups:
             if rule is not None:
-                states = [
-                    row.lookahead_state if row.lookahead == rule else None for row in self.rows
-                ]
+                states = [row.lookahead_state if row.lookahead == rule else None for row in rows]
                 decisions[indices] = rule.decide(step, states)[indices]
         return decisions
 
@@ -149,8 +209,7 @@ class Engine:
             if ruling.error is not None and not row.finished:
                 row.fail(ruling.error)
 
-    @staticmethod
-    def _count(row: Row, part: RowDraft, ruling: Ruling, *, verified: bool) -> Round:
+    def _count(self, row: Row, part: RowDraft, ruling: Ruling, *, verified: bool) -> Round:
         stats = row.stats
         stats.rounds += 1
         stats.target_passes += verified
@@ -159,7 +218,9 @@ class Engine:
         stats.drafted += len(part.ids)
         stats.fallbacks += part.dropped
         stats.rollbacks += ruling.error is None and ruling.accepted < len(part.ids)
-        seen = Round(len(part.ids), ruling.accepted, tuple(part.confidence), part.dropped)
+        seen = Round(
+            len(part.ids), ruling.accepted, tuple(part.confidence), part.dropped, len(self.rows)
+        )
         if row.request.trace:
             row.trace.append(seen)
         return seen
@@ -197,32 +258,88 @@ class Engine:
 
     # Rows coming and going.
 
-    def _admissible(self) -> list[Row]:
-        limits = (self.target.limits.rows, self.drafter.max_rows if self.drafter else None)
-        room = min((rows - len(self.rows) for rows in limits if rows), default=len(self._waiting))
-        return [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+    @property
+    def _held(self) -> list[Row]:
+        """The target's rows."""
+        return self.rows if self._reading is None else [*self.rows, self._reading]
 
-    def _start(self, rows: list[Row]) -> None:
-        """Read the prompts. The logits after a prompt give its first token for nothing, as a round
-        with nothing drafted, unless the policy wants the draft to write it."""
-        known: dict[int, tuple[int, Tensor]] = {}  # samples of one prompt read it once
-        for row in rows:
-            prompt = row.request.prompt
-            if id(prompt) in known:
-                source, logits = known[id(prompt)]
-                self.target.fork(source)
-                row.stats.reused_tokens = len(prompt.tokens)
+    def _room(self, lengths: Sequence[int]) -> int:
+        """Tokens that rows of these lengths take."""
+        if self.target.limits.pooled:
+            return sum(lengths)
+        return len(lengths) * max(lengths, default=0)
+
+    def _next(self) -> Row | None:
+        """The row that is being read, or the oldest one that waits if there is room for it."""
+        if self._reading is not None or not self._waiting:
+            return self._reading
+        row, held = self._waiting[0], self._held
+        drafter = self.drafter.max_rows if self.drafter else None
+        limits = (self.capacity.rows, self.target.limits.rows, drafter)
+        tokens, most = (
+            self._room([row.most_tokens for row in [*held, row]]),
+            self.capacity.kv_tokens,
+        )
+        full = any(limit is not None and len(held) >= limit for limit in limits)
+        return None if full or (most is not None and tokens > most) else row
+
+    def _start(self) -> list[Row]:
+        """Read prompts, the oldest first, as many tokens as a step may; the rows that were read of.
+
+        The logits after a prompt give its first token for nothing, as a round with nothing drafted,
+        unless the policy wants the draft to write it.
+        """
+        left = self.capacity.chunk or ALL
+        rows: list[Row] = []
+        logits: dict[Row, Tensor] = {}  # after whole prompts, each [1, vocab]
+        while (row := self._next()) is not None:
+            twin = next((r for r in logits if r.request.prompt is row.request.prompt), None)
+            if twin is None and not left:
+                break
+            if row is not self._reading:
+                self._waiting.popleft()
+            rows.append(row)
+            if twin is not None:  # samples of one prompt read it once
+                row.stats.reused_tokens = self.target.fork(self.rows.index(twin))
+                logits[row] = logits[twin]
             else:
-                saved = row.request.saved[0] if row.request.saved else None
-                logits = self.target.admit(prompt, saved).clone()  # borrowed until the next one
-                row.stats.reused_tokens = self.target.reused
-                row.stats.target_passes += 1
-                known[id(prompt)] = len(self.rows), logits
-            self.rows.append(row)
-        first = [row for row in rows if row.lookahead is None or row.acceptance.first == "target"]
+                left -= self._read(row, left, logits)
+            self._reading = None if row in logits else row
+            if row in logits:
+                self.rows.append(row)
+        first = [row for row in logits if row.lookahead is None or row.acceptance.first == "target"]
         if first:
-            self._first_tokens(first, [known[id(row.request.prompt)][1] for row in first])
-        self.target.truncate([len(row.tokens) - 1 for row in self.rows])
+            self._first_tokens(first, [logits[row] for row in first])
+        if logits:
+            self.target.truncate([len(row.tokens) - 1 for row in self.rows])
+        return rows
+
+    def _read(self, row: Row, most: int, whole: dict[Row, Tensor]) -> int:
+        """Read a prompt, or on in it; how many tokens. The logits after its end go to `whole`."""
+        index, tokens = len(self.rows), row.request.prompt.tokens
+        saved = None if row is self._reading else self._begin(row)
+        if index < len(self.target.lengths):
+            begun = self.target.lengths[index]
+            logits = self.target.read(index, tokens[begun:][:most])
+        else:
+            begun = row.stats.reused_tokens
+            logits = self.target.admit(row.request.prompt, saved, most=most)
+        row.stats.target_passes += 1
+        if self.target.lengths[index] == len(tokens):
+            whole[row] = logits.clone()  # borrowed until the next pass
+        return min(most, len(tokens) - begun)
+
+    def _begin(self, row: Row) -> Saved | None:
+        """Start from what need not be read again: a running row's beginning, which is copied, or a
+        state, which is returned."""
+        twin, shared = self._twin(row, self.rows)
+        saved = self._saved(row, 0, shared)
+        if saved is not None:
+            shared = saved.shared(row.tokens)
+        elif twin is not None:
+            shared = self.target.fork(twin, min(shared, self.target.lengths[twin]))
+        row.stats.reused_tokens = shared
+        return saved
 
     def _first_tokens(self, rows: list[Row], logits: list[Tensor]) -> None:
         """Judge rows with nothing drafted; their logits [1, vocab]."""
@@ -235,39 +352,92 @@ class Engine:
             else:
                 self._emit(row, part, ruling, raw)
 
-    def _admit_to_drafter(self) -> None:
-        """Let the drafter catch up with the rows that it has not seen."""
+    def _admit_to_drafter(self) -> int | None:
+        """Let the drafter read what it is to draft for and has not seen, as many tokens as a round
+        may; how many are left of them."""
+        left = self.capacity.chunk
         if self.drafter is None:
-            return
-        for row in self.rows[self._drafted_for :]:
-            self.drafter.admit(row, row.request.saved[1] if row.request.saved else None)
-        self._drafted_for = len(self.rows)
+            return left
+        for index in range(self._drafted_for, len(self.rows)):
+            row = self.rows[index]
+            if left == 0 or not self._budget(row):
+                continue
+            known = self.rows[: self._drafted_for]
+            twin, shared = self._twin(row, known)
+            saved = self._saved(row, 1, shared)
+            self._swap(index, self._drafted_for)
+            read = self.drafter.admit(
+                row, saved, twin=None if saved or twin is None else (twin, shared), most=left
+            )
+            left = None if left is None else left - read
+            self._drafted_for += 1
+        return left
+
+    def _twin(self, row: Row, rows: Sequence[Row]) -> tuple[int | None, int]:
+        """Which of some rows shares most with a new one, if any does, and how many tokens: all but
+        the prompt's last at most, whose logits are needed."""
+        best, most = None, 0
+        prompt = row.request.prompt
+        for index, other in enumerate(rows):
+            same = other.request.prompt is prompt
+            alike = prompt.encoder is other.request.prompt.encoder is None
+            if same or (alike and self.capacity.prefix_tokens):
+                shared = min(common(other.tokens, row.tokens), len(row.tokens) - 1)
+                if shared > most:
+                    best, most = index, shared
+        return best, most
+
+    def _saved(self, row: Row, side: int, shared: int) -> Saved | None:
+        """The target's state (0), or the draft's (1), of an ended row that has more in common with
+        this one than so many tokens."""
+        given = row.request.saved[side] if row.request.saved else None
+        kept = (self._prefixes.target, self._prefixes.draft)[side](row.tokens)
+        best = None
+        for saved in (given, kept):
+            if saved is not None and saved.shared(row.tokens) > shared:
+                best, shared = saved, saved.shared(row.tokens)
+        return best
+
+    def _swap(self, a: int, b: int) -> None:
+        """Let two running rows exchange their numbers."""
+        if a != b:
+            self.target.swap(a, b)
+            self.rows[a], self.rows[b] = self.rows[b], self.rows[a]
 
     def _release_finished(self) -> None:
         """Give finished rows' numbers away, from the last row down."""
         for index in reversed([i for i, row in enumerate(self.rows) if row.finished]):
-            if self.drafter is not None and index < self._drafted_for:
-                if self._drafted_for < len(self.rows):
-                    self._admit_to_drafter()  # both sides move the same last row
-                self._save(index)
-                self.drafter.release(index)
-                self._drafted_for -= 1
-            else:
-                self._save(index)
-            self.target.release(index)
-            last = self.rows.pop()
-            if index < len(self.rows):
-                self.rows[index] = last
+            self._save(index)
+            self._release(index)
+
+    def _release(self, index: int) -> None:
+        """Give a number away; the last row of each kind takes that of the kind before."""
+        if self.drafter is not None and index < self._drafted_for:
+            self.drafter.release(index)
+            self._drafted_for -= 1
+            if self._drafted_for < len(self.rows) - 1:
+                self._swap(index, self._drafted_for)
+                index = self._drafted_for
+        if self._reading is not None:
+            self._swap(index, len(self.rows) - 1)
+            index = len(self.rows) - 1
+        self.target.release(index)
+        last = self.rows.pop()
+        if index < len(self.rows):
+            self.rows[index] = last
 
     def _save(self, index: int) -> None:
         row = self.rows[index]
-        if not row.request.keep_state or row.finish_reason is FinishReason.ERROR:
+        wanted = row.request.keep_state or self.capacity.prefix_tokens
+        if not wanted or row.finish_reason is FinishReason.ERROR:
             return
         drafted = self.drafter is not None and index < self._drafted_for
-        row.saved = (
-            self.target.save(index, row.tokens),
-            self.drafter.save(index, row.tokens) if self.drafter and drafted else None,
-        )
+        target = self.target.save(index, row.tokens)
+        draft = self.drafter.save(index, row.tokens) if self.drafter and drafted else None
+        if row.request.keep_state:
+            row.saved = target, draft
+        if target is not None:
+            self._prefixes.add(target, draft)
 
     # Time.
 

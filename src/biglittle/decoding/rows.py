@@ -137,6 +137,11 @@ class Row:
         return self.request.max_new_tokens - (len(self.tokens) - self.prompt_length)
 
     @property
+    def most_tokens(self) -> int:
+        """Tokens that it may come to, the prompt included."""
+        return self.prompt_length + self.request.max_new_tokens
+
+    @property
     def finished(self) -> bool:
         """Whether the row has ended."""
         return self.finish_reason is not None

@@ -77,11 +77,36 @@ class Drafter(Protocol):
     def seconds(self) -> float:
         """Time spent in a draft model so far."""
 
-    def admit(self, row: Row, saved: Saved | None = None) -> None:
-        """Append a row."""
+    def admit(
+        self,
+        row: Row,
+        saved: Saved | None = None,
+        *,
+        twin: tuple[int, int] | None = None,
+        most: int | None = None,
+    ) -> int:
+        """Append a row; how many tokens were read for that.
 
-    def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
-        """Draft up to `budgets[i]` tokens after `rows[i].tokens`, asking `decide` after each."""
+        Args:
+            row: The row.
+            saved: A state that it begins with.
+            twin: A row of the drafter, and how many of its tokens the new one begins with.
+            most: The most tokens to read now; `propose` goes on.
+        """
+
+    def propose(
+        self,
+        rows: Sequence[Row],
+        budgets: Sequence[int],
+        decide: Decide,
+        *,
+        most: int | None = None,
+    ) -> Draft:
+        """Draft up to `budgets[i]` tokens after `rows[i].tokens`, asking `decide` after each.
+
+        With `most`, no more tokens than so many are read to catch up with the rows; those that are
+        behind yet draft nothing.
+        """
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Take back what lies beyond the rows' lengths."""

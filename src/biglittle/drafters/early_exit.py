@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..engines.base import Saved
 from ..engines.transformers.exit_adapter import ExitAdapter
@@ -40,8 +40,9 @@ class EarlyExitDrafter(ModelDrafter):
         super().__init__(target.early_exit(layers, adapter), vocab)
         self._target = target
 
-    def admit(self, row: Row, saved: Saved | None = None) -> None:
+    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> int:
         """Nothing to do: the rows are the target's."""
+        return 0
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Nothing to do: every round starts from the target's lengths."""
@@ -53,7 +54,14 @@ class EarlyExitDrafter(ModelDrafter):
         """Nothing to keep: the rows are the target's."""
         return
 
-    def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[Row],
+        budgets: Sequence[int],
+        decide: Decide,
+        *,
+        most: int | None = None,
+    ) -> Draft:
         """See `Drafter.propose`."""
         self.runner.lengths = list(self._target.lengths)
         return super().propose(rows, budgets, decide)

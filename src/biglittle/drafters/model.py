@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ModelDrafter"]
 
 CHUNK = 512  # tokens of a row that are caught up with in one forward
+APART = 32  # a row that is further behind is read by itself: others would be padded to its width
 
 
 class ModelDrafter:
@@ -36,38 +37,34 @@ class ModelDrafter:
         self.vocab = vocab
         self.context = runner.limits.context
         self.max_rows = runner.limits.rows
-        self._prompts: list[Prompt] = []  # of the rows
 
     @property
     def seconds(self) -> float:
         """See `Drafter.seconds`."""
         return self.runner.stopwatch.seconds
 
-    def admit(self, row: Row, saved: Saved | None = None) -> None:
+    def admit(
+        self,
+        row: Row,
+        saved: Saved | None = None,
+        *,
+        twin: tuple[int, int] | None = None,
+        most: int | None = None,
+    ) -> int:
         """See `Drafter.admit`. Reads all but the pending token."""
-        tokens, prompt = row.tokens, row.request.prompt
-        self._prompts.append(prompt)
-        if (twin := self._twin(prompt)) is not None and self._readable(tokens):
-            self.runner.fork(twin)
-            self._cut(-1, min(len(prompt.tokens), len(tokens) - 1))
-            return
+        tokens = row.tokens
         if not self._readable(tokens):
-            tokens = [0]  # dropped out from the start: the row only keeps its number
-        encoder = own_inputs(prompt.encoder)
-        self.runner.admit(Prompt(tuple(tokens[:-1] or tokens), encoder), saved)
-        self._cut(-1, len(tokens) - 1)
-
-    def _twin(self, prompt: Prompt) -> int | None:
-        """A row that has read the same prompt: another sample of it."""
-        for row, length in enumerate(self.runner.lengths):
-            if self._prompts[row] is prompt and length >= len(prompt.tokens):
-                return row
-        return None
-
-    def _cut(self, row: int, length: int) -> None:
-        lengths = list(self.runner.lengths)
-        lengths[row] = min(lengths[row], length)
-        self.runner.truncate(lengths)
+            tokens, twin = [0], None  # dropped out from the start: it only keeps its number
+        if twin is not None:
+            other, shared = twin
+            self.runner.fork(other, min(shared, self.runner.lengths[other], len(tokens) - 1))
+            return 0
+        prompt = Prompt(tuple(tokens[:-1] or tokens), own_inputs(row.request.prompt.encoder))
+        self.runner.admit(prompt, saved, most=most)
+        known = saved.shared(prompt.tokens) if saved else 0
+        read = self.runner.lengths[-1] - known
+        self.runner.truncate([*self.runner.lengths[:-1], len(tokens) - 1])
+        return read
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """See `Drafter.truncate`."""
@@ -76,19 +73,27 @@ class ModelDrafter:
     def release(self, row: int) -> None:
         """See `Drafter.release`."""
         self.runner.release(row)
-        self._prompts[row] = self._prompts[-1]
-        self._prompts.pop()
 
     def save(self, row: int, tokens: Sequence[int]) -> Saved | None:
         """See `Drafter.save`."""
         return self.runner.save(row, tokens)
 
-    def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
+    def propose(
+        self,
+        rows: Sequence[Row],
+        budgets: Sequence[int],
+        decide: Decide,
+        *,
+        most: int | None = None,
+    ) -> Draft:
         """See `Drafter.propose`."""
+        lengths = self.runner.lengths[: len(rows)]
         budgets = [
             self._clamp(row, length, budget)
-            for row, length, budget in zip(rows, self.runner.lengths, budgets, strict=True)
+            for row, length, budget in zip(rows, lengths, budgets, strict=True)
         ]
+        if most is not None or len(rows) > 1:
+            self._catch_up(rows, budgets, most)
         drafts = [RowDraft([], [], open=budget > 0) for budget in budgets]
         keep_q = any(row.pipeline.sampling and row.acceptance.needs_q for row in rows)
         q: list[Tensor] = []
@@ -125,6 +130,19 @@ class ModelDrafter:
         if self.context is None:
             return budget
         return max(0, min(budget, self.context - len(row.tokens) + 1))
+
+    def _catch_up(self, rows: Sequence[Row], budgets: list[int], most: int | None) -> None:
+        """Read what is far behind, `most` tokens in all; what is behind still gets no budget."""
+        for index, row in enumerate(rows):
+            unread = row.tokens[self.runner.lengths[index] : -1]
+            if budgets[index] == 0 or len(unread) <= APART:
+                continue
+            now = unread[:most]
+            for at in range(0, len(now), CHUNK):
+                self.runner.read(index, now[at : at + CHUNK])
+            most = None if most is None else most - len(now)
+            if len(now) < len(unread):
+                budgets[index] = 0
 
     def _unread(self, rows: Sequence[Row], drafts: Sequence[RowDraft]) -> list[list[int]]:
         """What the model has not read yet: the pending token, and what the target wrote alone."""

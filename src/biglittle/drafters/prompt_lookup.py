@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,8 +41,9 @@ class PromptLookupDrafter:
         """No model, no time."""
         return 0.0
 
-    def admit(self, row: Row, saved: Saved | None = None) -> None:
+    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> int:
         """Nothing to do: rows hold their own tokens."""
+        return 0
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Nothing to do: nothing is cached."""
@@ -54,7 +55,9 @@ class PromptLookupDrafter:
         """Nothing to keep."""
         return
 
-    def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
+    def propose(
+        self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide, **options: Any
+    ) -> Draft:
         """See `Drafter.propose`. A copied token has no probability; it counts as certain."""
         found = [
             self._usable(lookup(row.tokens, self.ngram, budget), row)

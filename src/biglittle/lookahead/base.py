@@ -51,6 +51,8 @@ class DraftStep:
     """The draft's processed logits, [rows, vocab]; None for drafts without a distribution."""
     before: tuple[Tensor, ...] = ()
     """`confidence` of the window's earlier tokens, in order."""
+    rows: int = 1
+    """Rows that the target's next pass will verify."""
 
     def uncertainty(self, k: int) -> tuple[Tensor, Tensor]:
         """The draft's `k` largest probabilities, largest first, [rows, k] float32, and the entropy
@@ -81,13 +83,15 @@ class Lookahead(ABC):
         """What to say to who uses the rule with these models, by their names; "" for nothing."""
         return ""
 
-    def budget(self, state: Any) -> int:
-        """The most tokens to draft for a row this round, in 0 … `tokens`."""
+    def budget(self, state: Any, rows: int = 1) -> int:
+        """The most tokens to draft for a row this round, in 0 … `tokens`, with so many rows in the
+        target's pass."""
         return self.tokens
 
     @abstractmethod
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
-        """A `Decision` for every row of the step, [rows] int8. Must not depend on other rows."""
+        """A `Decision` for every row of the step, [rows] int8. Must not depend on other rows, but
+        for their number (`DraftStep.rows`)."""
 
     def decide_window(
         self, confidence: Tensor, steps: Iterable[DraftStep], states: Sequence[Any]

@@ -95,6 +95,10 @@ class CostAware(Lookahead):
 
     The default costs lie between those of CPUs and GPUs, and do well on either;
     `biglittle diagnose` measures a machine's own.
+
+    All costs are those of one row. Beside others a pass over R rows of w tokens is taken to cost
+    what one over R·w tokens would, and a draft step to become dearer alike: the fuller the batch,
+    the fewer tokens are worth their place in it, and finally none is.
     """
 
     name: ClassVar[str] = "cost_aware"
@@ -127,23 +131,31 @@ class CostAware(Lookahead):
         accepted = tuple(count * rate for count, rate in zip(judged, RATES, strict=True))
         return State(often, judged, accepted, plain=math.floor(self.read * unread / SAVING))
 
-    def budget(self, state: Any) -> int:
-        """Little at first, and nothing while speculation pauses."""
-        return 0 if state.plain else min(state.reach, self.tokens)
+    def budget(self, state: Any, rows: int = 1) -> int:
+        """Little at first; nothing while speculation pauses, nor where so many rows leave no gain
+        to be expected of it."""
+        if state.plain or (rows > 1 and not self._gains(state, rows)):
+            return 0
+        return min(state.reach, self.tokens)
 
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """Drop the token, keep it, or go on: what pays best."""
         window = torch.stack([*step.before, step.confidence], dim=1)
-        return self.decide_window(window, (), states)[:, -1]
+        return self._decide(window, states, step.rows)[:, -1]
 
     def decide_window(
         self, confidence: Tensor, steps: Iterable[DraftStep], states: Sequence[Any]
     ) -> Tensor:
         """See `Lookahead.decide_window`: what a window's later tokens are does not matter to the
         earlier ones."""
+        return self._decide(confidence, states, 1)
+
+    def _decide(self, confidence: Tensor, states: Sequence[Any], rows: int) -> Tensor:
+        """Decisions on windows' tokens, [windows, width] int8, with so many rows in the pass."""
         device, width = confidence.device, confidence.shape[1]  # whence nothing is fetched
         price, often, rates = _known([s or self.initial() for s in states], device)
-        dearer = _marginal(self.verify, max(self.tokens, width))[: width + 1]
+        verify = _beside(self.verify, rows)
+        dearer = _marginal(verify, max(self.tokens, width))[: width + 1]
         costs = torch.tensor(dearer, device=device)
         kinds = torch.bucketize(confidence, torch.tensor(EDGES, device=device), right=True)
         worth = price * rates.gather(1, kinds).cumprod(dim=1)  # nothing unless all are accepted
@@ -152,14 +164,13 @@ class CostAware(Lookahead):
         return decisions.masked_fill(worth < costs[:-1], int(Decision.DROP))
 
     def _cost(self, seen: Round) -> float:
-        """A round, in steps of the target."""
-        return self.draft * seen.predicted + _pass(self.verify, 1 + seen.drafted)
+        """A round, in steps of the target: of all rows that ran together, if there were several."""
+        verify = _beside(self.verify, seen.rows)
+        return self.draft * seen.predicted + _pass(verify, 1 + seen.drafted)
 
-    def _pays(self, state: State) -> bool:
+    def _gains(self, state: State, rows: int) -> bool:
         """Whether a window's first token is expected to be worth its cost: see `_gain`."""
-        if state.cost > LOSS * state.written:
-            return False
-        dearer, gain = _marginal(self.verify, self.tokens)[0], 0.0
+        dearer, gain = _marginal(_beside(self.verify, rows), self.tokens)[0], 0.0
         for often, judged, right in zip(state.seen, state.judged, state.accepted, strict=True):
             if right > dearer * judged:
                 gain += often * (right / judged - dearer)
@@ -184,7 +195,7 @@ class CostAware(Lookahead):
             MEMORY * state.written + seen.accepted + 1,
             state.reach * 2 if seen.accepted == seen.drafted >= state.reach else state.reach,
         )
-        if self._pays(found):
+        if found.cost <= LOSS * found.written and self._gains(found, 1):
             return found
         return replace(
             found,
@@ -227,7 +238,17 @@ def _pass(verify: tuple[float, ...], width: int) -> float:
     return low + (high - low) * (width - left) / (right - left)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
+def _beside(verify: tuple[float, ...], rows: int) -> tuple[float, ...]:
+    """What passes over 2, 4, 8 and 16 tokens of each of so many rows cost, in passes over one token
+    of each: a pass is as dear as one of a single row with as many tokens in all."""
+    if rows == 1:
+        return verify
+    step = _pass(verify, rows)
+    return tuple(_pass(verify, rows * width) / step for width in WIDTHS[1:])
+
+
+@lru_cache(maxsize=1024)
 def _marginal(verify: tuple[float, ...], tokens: int) -> list[float]:
     """What each further token adds to a pass, `tokens` + 1 of them.
 

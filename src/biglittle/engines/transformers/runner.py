@@ -125,9 +125,7 @@ class TransformersRunner(ABC):
         else:
             ragged = self._ragged(rows, width)
         logits = self._logits(self._run(tokens, 0, rows, ragged, keep=int(last and even)))
-        self.lengths[:rows] = [
-            n + c for n, c in zip(self.lengths[:rows], counts, strict=True)
-        ]
+        self.lengths[:rows] = [n + c for n, c in zip(self.lengths[:rows], counts, strict=True)]
         if not last:
             return logits
         # Counted from behind, which holds whether all positions were kept or the last alone.
