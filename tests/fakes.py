@@ -200,9 +200,8 @@ class ScriptedDrafter:
     def seconds(self) -> float:
         return 0.0
 
-    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> int:
+    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> None:
         self.rows.append(row)
-        return 0
 
     def propose(
         self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide, **options: Any

@@ -187,9 +187,8 @@ class _Forced:
         ids = list(itertools.islice(itertools.cycle(self._text), self.count))
         return Draft([RowDraft(ids, [1.0] * self.count, open=False)])
 
-    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> int:
+    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> None:
         """Nothing to do: nothing is cached."""
-        return 0
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Nothing to do: nothing is cached."""

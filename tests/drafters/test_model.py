@@ -157,22 +157,35 @@ def test_rows_keep_their_numbers_when_one_leaves() -> None:
     assert runner.lengths == [2, 2]
 
 
-def test_samples_of_a_prompt_read_it_once() -> None:
+def test_a_twin_s_beginning_is_not_read_again() -> None:
     proposer, runner = drafter()
-    twins = [Row(request([1, 2, 3]), None) for _ in range(3)]
-    other = Row(request([1, 2, 3]), None)  # another request, though of the same tokens
-    for row in twins[1:]:
-        row.request.prompt = twins[0].request.prompt
-    proposer.admit(twins[0])
-    proposer.propose(twins[:1], [1], go_on)  # so that all of the prompt is read
-    rows = [*twins, other]
-    for first, row in enumerate(rows[1:], start=5):
-        row.tokens.append(first)  # every row went on by itself
-        proposer.admit(row)
-    assert runner.admitted == 2
-    assert runner.lengths == [3, 3, 3, 3]
-    twins[0].tokens.append(4)
-    draft = proposer.propose(rows, [2] * 4, go_on)
-    assert [part.ids for part in draft.rows] == [greedy(n, 2) for n in (4, 5, 6, 7)]
-    proposer.release(0)
-    assert proposer._prompts == [other.request.prompt, *[twins[0].request.prompt] * 2]
+    rows = [Row(request(prompt), None) for prompt in ([1, 2, 3], [1, 2, 3, 5], [1, 2, 6, 7])]
+    proposer.admit(rows[0])
+    proposer.propose(rows[:1], [1], go_on)  # so that all of the prompt is read
+    proposer.admit(rows[1], twin=(0, 3))
+    proposer.admit(rows[2], twin=(0, 2))
+    assert runner.admitted == 1
+    assert runner.lengths == [3, 3, 2]
+    rows[0].tokens.append(4)
+    draft = proposer.propose(rows, [2] * 3, go_on)
+    assert [part.ids for part in draft.rows] == [greedy(n, 2) for n in (4, 5, 7)]
+    assert [runner.cached(n) for n in (1, 2)] == [
+        [*row.tokens, part.ids[0]] for row, part in zip(rows[1:], draft.rows[1:], strict=True)
+    ]
+
+
+def test_a_long_prompt_is_read_over_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "APART", 1)
+    proposer, runner = drafter()
+    rows = [Row(request(prompt), None) for prompt in ([1, 2, 3, 4, 5, 6], [7, 8], [1] * 9)]
+    for row in rows:
+        proposer.admit(row, most=1)
+    assert runner.reads == [1, 1, 1]
+    drafts = []
+    for _ in range(4):
+        drafts.append(proposer.propose(rows, [2, 2, 2], go_on, most=3))
+        proposer.truncate([len(row.tokens) - 1 for row in rows])
+    assert runner.reads[3:] == [3, 3, 3]  # one token apart is read with the pending one
+    ready = [[n for n, part in enumerate(draft.rows) if part.ids] for draft in drafts]
+    assert ready == [[1], [0, 1], [0, 1], [0, 1, 2]]
+    assert [part.ids for part in drafts[-1].rows] == [greedy(n, 2) for n in (6, 8, 1)]

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..lookahead.base import DraftStep
 from ..results import FinishReason, Origin, Round, TokenLogprob
 from .capacity import Capacity
 from .judging import Ruling, goes_unverified, judge_rows
-from .prefixes import Prefixes
+from .prefixes import Beginning, Prefixes
 from .rows import Request, Row, by_key
 
 __all__ = ["Engine"]
@@ -155,12 +156,12 @@ class Engine:
 
     def _propose(self) -> Draft:
         """What the drafter proposes; nothing for rows that it does not know."""
-        left = self._admit_to_drafter()
+        self._admit_to_drafter()
         known = self.rows[: self._drafted_for]
         budgets = [self._budget(row) for row in known]
         draft = Draft([])
         if self.drafter is not None and any(budgets):
-            draft = self.drafter.propose(known, budgets, self._decide, most=left)
+            draft = self.drafter.propose(known, budgets, self._decide, most=self.capacity.chunk)
         others = len(self.rows) - len(draft.rows)
         draft.rows += [RowDraft([], [], open=False) for _ in range(others)]
         if others and draft.q is not None:
@@ -332,14 +333,13 @@ class Engine:
     def _begin(self, row: Row) -> Saved | None:
         """Start from what need not be read again: a running row's beginning, which is copied, or a
         state, which is returned."""
-        twin, shared = self._twin(row, self.rows)
-        saved = self._saved(row, 0, shared)
-        if saved is not None:
-            shared = saved.shared(row.tokens)
-        elif twin is not None:
-            shared = self.target.fork(twin, min(shared, self.target.lengths[twin]))
-        row.stats.reused_tokens = shared
-        return saved
+        found = self._beginning(row, 0, self.rows)
+        row.stats.reused_tokens = found.shared
+        if found.twin is not None:
+            row.stats.reused_tokens = self.target.fork(found.twin, found.shared)
+        if self.drafter is not None and self.capacity.prefix_tokens:
+            row.expect(self._beginning(row, 1, self.rows[: self._drafted_for]).shared)
+        return found.saved
 
     def _first_tokens(self, rows: list[Row], logits: list[Tensor]) -> None:
         """Judge rows with nothing drafted; their logits [1, vocab]."""
@@ -352,51 +352,41 @@ class Engine:
             else:
                 self._emit(row, part, ruling, raw)
 
-    def _admit_to_drafter(self) -> int | None:
-        """Let the drafter read what it is to draft for and has not seen, as many tokens as a round
-        may; how many are left of them."""
-        left = self.capacity.chunk
+    def _admit_to_drafter(self) -> None:
+        """Let the drafter know the rows that it is to draft for."""
         if self.drafter is None:
-            return left
+            return
+        chunked = self.capacity.chunk is not None
         for index in range(self._drafted_for, len(self.rows)):
             row = self.rows[index]
-            if left == 0 or not self._budget(row):
+            if not self._budget(row):
                 continue
-            known = self.rows[: self._drafted_for]
-            twin, shared = self._twin(row, known)
-            saved = self._saved(row, 1, shared)
+            found = self._beginning(row, 1, self.rows[: self._drafted_for])
+            twin = None if found.twin is None else (found.twin, found.shared)
             self._swap(index, self._drafted_for)
-            read = self.drafter.admit(
-                row, saved, twin=None if saved or twin is None else (twin, shared), most=left
-            )
-            left = None if left is None else left - read
+            self.drafter.admit(row, found.saved, twin=twin, most=1 if chunked else None)
             self._drafted_for += 1
-        return left
 
-    def _twin(self, row: Row, rows: Sequence[Row]) -> tuple[int | None, int]:
-        """Which of some rows shares most with a new one, if any does, and how many tokens: all but
-        the prompt's last at most, whose logits are needed."""
-        best, most = None, 0
-        prompt = row.request.prompt
+    def _beginning(self, row: Row, side: int, rows: Sequence[Row]) -> Beginning:
+        """Where most of a new row's tokens are known already to the target (side 0) or the draft
+        (1): in a state, or in one of some rows. Without `Capacity.prefix_tokens`, rows share
+        prompts only."""
+        found = Beginning()
+        encoder = row.request.prompt.encoder
         for index, other in enumerate(rows):
-            same = other.request.prompt is prompt
-            alike = prompt.encoder is other.request.prompt.encoder is None
-            if same or (alike and self.capacity.prefix_tokens):
-                shared = min(common(other.tokens, row.tokens), len(row.tokens) - 1)
-                if shared > most:
-                    best, most = index, shared
-        return best, most
-
-    def _saved(self, row: Row, side: int, shared: int) -> Saved | None:
-        """The target's state (0), or the draft's (1), of an ended row that has more in common with
-        this one than so many tokens."""
+            same = other.request.prompt is row.request.prompt
+            alike = encoder is None and self.capacity.prefix_tokens > 0
+            if same or alike:
+                # Not the last one, whose logits are needed, nor what the other has not read yet.
+                shared = min(common(row.tokens[:-1], other.tokens), len(other.tokens) - 1)
+                found = max(found, Beginning(shared, twin=index), key=attrgetter("shared"))
         given = row.request.saved[side] if row.request.saved else None
-        kept = (self._prefixes.target, self._prefixes.draft)[side](row.tokens)
-        best = None
+        kept = self._prefixes.find(side, row.tokens)
         for saved in (given, kept):
-            if saved is not None and saved.shared(row.tokens) > shared:
-                best, shared = saved, saved.shared(row.tokens)
-        return best
+            if saved is not None:
+                shared = saved.shared(row.tokens)
+                found = max(found, Beginning(shared, saved=saved), key=attrgetter("shared"))
+        return found
 
     def _swap(self, a: int, b: int) -> None:
         """Let two running rows exchange their numbers."""

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..engines.base import Saved, common
 
-__all__ = ["Prefixes"]
+__all__ = ["Beginning", "Prefixes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where the first tokens of a new row are known already; nowhere, by default."""
+
+    shared: int = 0
+    """How many they are."""
+    twin: int | None = None
+    """The number of a row that has them."""
+    saved: Saved | None = None
+    """A state that has them."""
 
 
 class Prefixes:
@@ -40,15 +53,9 @@ class Prefixes:
         while self.tokens > self._most:
             self._kept.pop(0)
 
-    def target(self, tokens: Sequence[int]) -> Saved | None:
-        """The target's state that shares most with a prompt; None where none shares anything."""
-        return self._find(0, tokens)
-
-    def draft(self, tokens: Sequence[int]) -> Saved | None:
-        """The draft's, likewise."""
-        return self._find(1, tokens)
-
-    def _find(self, side: int, tokens: Sequence[int]) -> Saved | None:
+    def find(self, side: int, tokens: Sequence[int]) -> Saved | None:
+        """The target's state (side 0), or the draft's (1), that shares most with a prompt; None
+        where none shares anything."""
         shares = [0 if kept[side] is None else kept[side].shared(tokens) for kept in self._kept]
         if not any(shares):
             return None

@@ -91,8 +91,8 @@ class Row:
         self.tokens = list(request.prompt.tokens)
         self.prompt_length = len(self.tokens)
         self.stats.prompt_tokens = self.prompt_length
-        if self.lookahead is not None:
-            self.lookahead_state = self.lookahead.initial(self._unread)
+        saved = request.saved[1] if request.saved else None
+        self.expect(saved.shared(self.tokens) if saved else 0)
         seed = request.seed
         if seed is None:  # follows torch.manual_seed, as users of transformers expect
             seed = int(torch.randint(2**62, (1,)).item())
@@ -100,11 +100,10 @@ class Row:
         self._stops = StopStrings(request.stop)
         self._detokenizer = Detokenizer(self.tokenizer, self.tokens) if self.tokenizer else None
 
-    @property
-    def _unread(self) -> int:
-        """Tokens of the prompt that the draft has not read in an earlier turn."""
-        saved = self.request.saved[1] if self.request.saved else None
-        return self.prompt_length - (saved.shared(self.tokens) if saved else 0)
+    def expect(self, known: int) -> None:
+        """Let the lookahead begin, for a draft that need not read so many tokens of the prompt."""
+        if self.lookahead is not None:
+            self.lookahead_state = self.lookahead.initial(self.prompt_length - known)
 
     @property
     def policy(self) -> Policy:

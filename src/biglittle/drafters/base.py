@@ -84,14 +84,14 @@ class Drafter(Protocol):
         *,
         twin: tuple[int, int] | None = None,
         most: int | None = None,
-    ) -> int:
-        """Append a row; how many tokens were read for that.
+    ) -> None:
+        """Append a row.
 
         Args:
             row: The row.
             saved: A state that it begins with.
             twin: A row of the drafter, and how many of its tokens the new one begins with.
-            most: The most tokens to read now; `propose` goes on.
+            most: The most tokens to read now, at least 1; `propose` goes on.
         """
 
     def propose(

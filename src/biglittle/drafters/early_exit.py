@@ -40,9 +40,8 @@ class EarlyExitDrafter(ModelDrafter):
         super().__init__(target.early_exit(layers, adapter), vocab)
         self._target = target
 
-    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> int:
+    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> None:
         """Nothing to do: the rows are the target's."""
-        return 0
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Nothing to do: every round starts from the target's lengths."""

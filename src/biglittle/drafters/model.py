@@ -50,7 +50,7 @@ class ModelDrafter:
         *,
         twin: tuple[int, int] | None = None,
         most: int | None = None,
-    ) -> int:
+    ) -> None:
         """See `Drafter.admit`. Reads all but the pending token."""
         tokens = row.tokens
         if not self._readable(tokens):
@@ -58,13 +58,10 @@ class ModelDrafter:
         if twin is not None:
             other, shared = twin
             self.runner.fork(other, min(shared, self.runner.lengths[other], len(tokens) - 1))
-            return 0
+            return
         prompt = Prompt(tuple(tokens[:-1] or tokens), own_inputs(row.request.prompt.encoder))
         self.runner.admit(prompt, saved, most=most)
-        known = saved.shared(prompt.tokens) if saved else 0
-        read = self.runner.lengths[-1] - known
         self.runner.truncate([*self.runner.lengths[:-1], len(tokens) - 1])
-        return read
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """See `Drafter.truncate`."""

@@ -41,9 +41,8 @@ class PromptLookupDrafter:
         """No model, no time."""
         return 0.0
 
-    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> int:
+    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> None:
         """Nothing to do: rows hold their own tokens."""
-        return 0
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """Nothing to do: nothing is cached."""
