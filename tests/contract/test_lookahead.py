@@ -101,7 +101,7 @@ def test_budgets_are_bounded_and_states_are_values(
     assert state == again
     for drafted, accepted, confidence, fallback in history:
         budget = rule.budget(state)
-        assert 0 <= budget <= rule.tokens
+        assert 0 <= rule.budget(state, 32) <= budget <= rule.tokens
         drafted = min(drafted, budget)
         accepted = min(accepted, drafted)
         fallback &= drafted < budget
@@ -137,6 +137,11 @@ def test_decisions(rule: Lookahead, with_logits: bool, rows: int, index: int, se
     assert torch.equal(decisions, rule.decide(step, states))
     singly = [int(rule.decide(row_of(step, [r]), [states[r]])) for r in range(rows)]
     assert decisions.tolist() == singly
+    beside = [dataclasses.replace(row_of(step, [r]), rows=8) for r in range(rows)]
+    together = rule.decide(dataclasses.replace(step, rows=8), states).tolist()
+    assert together == [
+        int(rule.decide(own, [state])) for own, state in zip(beside, states, strict=True)
+    ]
     backwards = list(reversed(range(rows)))
     assert rule.decide(row_of(step, backwards), states).tolist() == singly[::-1]
 

@@ -267,7 +267,7 @@ def test_a_kept_beginning_is_not_read_again(chunk: int | None) -> None:
     # Of the answer, all but its last token is in the cache.
     assert [row.stats.reused_tokens for row in rows] == [len(SYSTEM), len(first.tokens) - 1, 0]
     assert sum(target.reads) - read[0] == 2 + 2 + 9
-    assert sum(draft.reads) - read[1] <= 2 + 2 + 9
+    assert sum(draft.reads) - read[1] <= 2 + 2 + 9 + 4  # it had not seen all of the answers
 
 
 @pytest.mark.parametrize("policy", ["static:tokens=2", "none"])

@@ -5,16 +5,17 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes import Markov, ScriptedRunner, check_caches, engine_of, finish, request, run
+from tests.fakes import Markov, ScriptedRunner, check_caches, finish, request, run
 
 from biglittle import FinishReason, Result
-from biglittle.decoding import Engine, Request, Row
+from biglittle.decoding import Capacity, Engine, Request, Row
 from biglittle.decoding.sampling import Pipeline
-from biglittle.drafters import ModelDrafter
+from biglittle.drafters import ModelDrafter, model
 
 VOCAB = 11
 
@@ -63,9 +64,10 @@ def make_request(number: int) -> Request:
     )
 
 
-def make_engine(rows: int | None) -> Engine:
+def make_engine(rows: int | None, capacity: Capacity | None = None) -> Engine:
     little = ModelDrafter(ScriptedRunner(LITTLE, VOCAB, context=16), VOCAB)
-    return engine_of(ScriptedRunner(BIG, VOCAB, rows=rows), little)
+    target = ScriptedRunner(BIG, VOCAB, rows=rows)
+    return Engine(target, little, vocab=VOCAB, capacity=capacity)
 
 
 def essence(result: Result) -> Any:
@@ -85,15 +87,12 @@ EVENT = st.one_of(
 )
 
 
-@settings(max_examples=60)
-@given(
-    limit=st.sampled_from([None, 1, 2, 3]),
-    events=st.lists(EVENT, min_size=3, max_size=25),
-)
-def test_rows_are_as_alone_whatever_happens_beside_them(
-    limit: int | None, events: list[tuple[str, int]]
-) -> None:
-    engine = make_engine(limit)
+EVENTS = st.lists(EVENT, min_size=3, max_size=25)
+KEPT = st.sampled_from([0, 12, 1000])
+
+
+def happen(engine: Engine, events: list[tuple[str, int]]) -> list[tuple[int, Row]]:
+    """Let requests come and go; the rows, and their requests' numbers."""
     rows: list[tuple[int, Row]] = []
     for event, number in events:
         if event == "admit":
@@ -104,7 +103,16 @@ def test_rows_are_as_alone_whatever_happens_beside_them(
             engine.cancel(rows[number % len(rows)][1])
         check_caches(engine)
     finish(engine)
-    for number, row in rows:
+    return rows
+
+
+@settings(max_examples=60)
+@given(limit=st.sampled_from([None, 1, 2, 3]), kept=KEPT, events=EVENTS)
+def test_rows_are_as_alone_whatever_happens_beside_them(
+    limit: int | None, kept: int, events: list[tuple[str, int]]
+) -> None:
+    capacity = Capacity(kv_tokens=35 if kept else None, prefix_tokens=kept)
+    for number, row in happen(make_engine(limit, capacity), events):
         result = row.result()
         tokens, origins, *_ = alone(number)
         if result.finish_reason is FinishReason.CANCELLED:
@@ -112,3 +120,21 @@ def test_rows_are_as_alone_whatever_happens_beside_them(
             assert (result.token_ids, result.origins) == (tokens[:written], origins[:written])
         else:
             assert essence(result) == alone(number)
+
+
+@settings(max_examples=60)
+@given(chunk=st.integers(1, 4), rows=st.sampled_from([None, 1, 3]), kept=KEPT, events=EVENTS)
+def test_prompts_in_chunks_change_no_lossless_greedy_output(
+    chunk: int, rows: int | None, kept: int, events: list[tuple[str, int]]
+) -> None:
+    """Others draft in other rounds, and so draw other numbers."""
+    capacity = Capacity(chunk=chunk, rows=rows, kv_tokens=50, prefix_tokens=kept)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "APART", 1)
+        for number, row in happen(make_engine(None, capacity), events):
+            assert row.finished
+            if row.policy.lossless and not row.pipeline.sampling:
+                tokens = alone(number)[0]
+                written = len(row.new_tokens)
+                complete = row.finish_reason is not FinishReason.CANCELLED
+                assert tuple(row.new_tokens) == tokens[: None if complete else written]

@@ -11,7 +11,7 @@ from tests.fakes import round_of
 
 from biglittle import PolicyError, Round, parse_policy
 from biglittle.lookahead import CostAware, Decision, DraftStep
-from biglittle.lookahead.cost_aware import PAUSE, REACH, WIDTHS, _marginal, _pass
+from biglittle.lookahead.cost_aware import PAUSE, REACH, WIDTHS, _beside, _marginal, _pass
 
 CHEAP = CostAware(draft=0.01, verify=(1.0, 1.0, 1.0, 1.0))
 DEAR = CostAware(draft=0.3, verify=(1.5, 2.5, 4.5, 8.5))  # half a step a token
@@ -192,3 +192,56 @@ def test_its_string() -> None:
     with pytest.raises(PolicyError, match="verify=1.1/x is not numbers with slashes"):
         parse_policy("cost-aware:verify=1.1/x")
     assert dataclasses.replace(CostAware(), tokens=3).tokens == 3
+
+
+# Beside other rows.
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8, 64])
+def test_a_pass_over_rows_costs_what_one_over_as_many_tokens_does(rows: int) -> None:
+    rule = CostAware(verify=(1.2, 1.4, 2.0, 3.0))
+    beside = _beside(rule.verify, rows)
+    for width in range(1, 17):
+        expected = _pass(rule.verify, rows * width) / _pass(rule.verify, rows)
+        if width in WIDTHS:
+            assert _pass(beside, width) == pytest.approx(expected)
+    assert list(beside) == sorted(beside)
+    assert beside[-1] <= 16
+
+
+def test_one_row_goes_by_the_costs_it_is_told() -> None:
+    rule = CostAware()
+    assert _beside(rule.verify, 1) is rule.verify
+
+
+def test_fuller_batches_draft_less_and_then_nothing() -> None:
+    rule, state = CostAware(), CostAware().initial()
+
+    def length(rows: int) -> int:
+        window: list[float] = []
+        for _ in range(rule.budget(state, rows)):
+            window.append(0.97)
+            sure = torch.tensor([window[-1]])
+            before = tuple(torch.tensor([earlier]) for earlier in window[:-1])
+            step = DraftStep(len(before), torch.tensor([1]), sure, sure, None, before, rows)
+            if (decision := int(rule.decide(step, [state]))) != Decision.CONTINUE:
+                return len(window) - (decision == Decision.DROP)
+        return len(window)
+
+    lengths = [length(rows) for rows in (1, 2, 4, 8, 16, 64)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > lengths[2] > 0
+    assert lengths[-1] == 0
+
+
+def test_rows_that_are_verified_for_nothing_draft_in_any_batch() -> None:
+    rule = CostAware(draft=0.05, verify=(1.0, 1.0, 1.0, 1.0))
+    assert {rule.budget(rule.initial(), rows) for rows in (1, 8, 64)} == {REACH}
+
+
+def test_a_round_in_a_batch_costs_more() -> None:
+    rule = CostAware()
+    alone = rule.observe(rule.initial(), Round(4, 4, (0.9,) * 4, fallback=False))
+    beside = rule.observe(rule.initial(), Round(4, 4, (0.9,) * 4, fallback=False, rows=8))
+    assert beside.cost > alone.cost
+    assert beside.written == alone.written
