@@ -277,12 +277,9 @@ class Engine:
         row, held = self._waiting[0], self._held
         drafter = self.drafter.max_rows if self.drafter else None
         limits = (self.capacity.rows, self.target.limits.rows, drafter)
-        tokens, most = (
-            self._room([row.most_tokens for row in [*held, row]]),
-            self.capacity.kv_tokens,
-        )
         full = any(limit is not None and len(held) >= limit for limit in limits)
-        return None if full or (most is not None and tokens > most) else row
+        tokens = self._room([held_row.most_tokens for held_row in [*held, row]])
+        return None if full or tokens > (self.capacity.kv_tokens or ALL) else row
 
     def _start(self) -> list[Row]:
         """Read prompts, the oldest first, as many tokens as a step may; the rows that were read of.
@@ -323,8 +320,8 @@ class Engine:
             begun = self.target.lengths[index]
             logits = self.target.read(index, tokens[begun:][:most])
         else:
-            begun = row.stats.reused_tokens
             logits = self.target.admit(row.request.prompt, saved, most=most)
+            row.stats.reused_tokens = begun = self.target.reused
         row.stats.target_passes += 1
         if self.target.lengths[index] == len(tokens):
             whole[row] = logits.clone()  # borrowed until the next pass
@@ -334,7 +331,6 @@ class Engine:
         """Start from what need not be read again: a running row's beginning, which is copied, or a
         state, which is returned."""
         found = self._beginning(row, 0, self.rows)
-        row.stats.reused_tokens = found.shared
         if found.twin is not None:
             row.stats.reused_tokens = self.target.fork(found.twin, found.shared)
         if self.drafter is not None and self.capacity.prefix_tokens:
