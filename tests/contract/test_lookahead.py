@@ -101,7 +101,7 @@ def test_budgets_are_bounded_and_states_are_values(
     assert state == again
     for drafted, accepted, confidence, fallback in history:
         budget = rule.budget(state)
-        assert 0 <= rule.budget(state, 32) <= budget <= rule.tokens
+        assert 0 <= rule.budget(state, 32, 1) <= rule.budget(state, 32) <= budget <= rule.tokens
         drafted = min(drafted, budget)
         accepted = min(accepted, drafted)
         fallback &= drafted < budget

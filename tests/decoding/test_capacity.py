@@ -110,10 +110,10 @@ def test_a_long_prompt_does_not_hold_up_running_rows() -> None:
     assert len(written) == 8  # parts of a prompt of 30 tokens
     assert min(written) >= 1
     while not long.finished:
-        before = len(short.new_tokens), sum(draft.reads)
+        had, read = len(short.new_tokens), sum(draft.reads)
         engine.step()
-        assert sum(draft.reads) - before[1] <= 4 + 1  # and the one that a row is admitted with
-        assert len(short.new_tokens) > before[0]
+        assert sum(draft.reads) - read <= 4 + 1  # and the one that a row is admitted with
+        assert len(short.new_tokens) > had
     finish(engine)
     assert long.new_tokens == greedy([3], 4)
 
@@ -171,11 +171,11 @@ def test_real_architectures_in_chunks_beside_each_other(name: str, drafts: str) 
         pytest.skip("its decoder's prompt is one token")
     big = build(name)
     target = make_runner(big)
-    drafter: Any = {
-        "model": lambda: ModelDrafter(make_runner(build(name, seed=1)), TINY),
-        "exit": lambda: EarlyExitDrafter(target, 1, TINY),
-        "lookup": lambda: PromptLookupDrafter(vocab=TINY),
-    }[drafts]()
+    drafter: Any = PromptLookupDrafter(vocab=TINY)
+    if drafts == "model":
+        drafter = ModelDrafter(make_runner(build(name, seed=1)), TINY)
+    elif drafts == "exit":
+        drafter = EarlyExitDrafter(target, 1, TINY)
     engine = Engine(
         target, drafter, vocab=TINY, capacity=Capacity(chunk=3, rows=3, prefix_tokens=60)
     )

@@ -200,18 +200,20 @@ def test_its_string() -> None:
 @pytest.mark.parametrize("rows", [2, 3, 8, 64])
 def test_a_pass_over_rows_costs_what_one_over_as_many_tokens_does(rows: int) -> None:
     rule = CostAware(verify=(1.2, 1.4, 2.0, 3.0))
-    beside = _beside(rule.verify, rows)
+    beside = _beside(rule.verify, rows, rows)
     for width in range(1, 17):
         expected = _pass(rule.verify, rows * width) / _pass(rule.verify, rows)
         if width in WIDTHS:
             assert _pass(beside, width) == pytest.approx(expected)
     assert list(beside) == sorted(beside)
     assert beside[-1] <= 16
+    lone = _beside(rule.verify, rows, 1)
+    assert lone == pytest.approx([1 + rows * (cost - 1) for cost in beside])
 
 
 def test_one_row_goes_by_the_costs_it_is_told() -> None:
     rule = CostAware()
-    assert _beside(rule.verify, 1) is rule.verify
+    assert _beside(rule.verify, 1, 1) is rule.verify
 
 
 def test_fuller_batches_draft_less_and_then_nothing() -> None:
@@ -245,3 +247,17 @@ def test_a_round_in_a_batch_costs_more() -> None:
     beside = rule.observe(rule.initial(), Round(4, 4, (0.9,) * 4, fallback=False, rows=8))
     assert beside.cost > alone.cost
     assert beside.written == alone.written
+
+
+def test_the_few_that_draft_bear_the_padding_of_the_rest() -> None:
+    rule = CostAware(draft=0.05)
+    sure = torch.tensor([0.9])
+
+    def first(drafting: int | None) -> Decision:
+        step = DraftStep(0, torch.tensor([1]), sure, sure, None, rows=4, drafting=drafting)
+        return Decision(int(rule.decide(step, [rule.initial()])))
+
+    assert first(4) == first(None) != Decision.DROP
+    assert first(1) == Decision.DROP
+    assert rule.budget(rule.initial(), 4, 4) == rule.budget(rule.initial(), 4) == REACH
+    assert rule.budget(rule.initial(), 4, 1) == 0

@@ -143,7 +143,16 @@ class Engine:
         if self.drafter and self._drafted_for:
             self.drafter.truncate(lengths[: self._drafted_for])
 
-    def _budget(self, row: Row) -> int:
+    def _budgets(self) -> dict[Row, int]:
+        """The most tokens to draft for every row. Where rows are padded, those that draft are asked
+        again if they are not all."""
+        budgets = {row: self._budget(row) for row in self.rows}
+        drafting = sum(map(bool, budgets.values()))
+        if self.target.limits.pooled or drafting == len(self.rows):
+            return budgets
+        return {row: most and self._budget(row, drafting) for row, most in budgets.items()}
+
+    def _budget(self, row: Row, drafting: int | None = None) -> int:
         """Most tokens to draft: the lookahead's budget, within what the row may still write.
 
         The target adds a token of its own, so drafting the last one allowed would be for nothing;
@@ -152,13 +161,15 @@ class Engine:
         if row.lookahead is None or row.hold or self.drafter is None:
             return 0
         room = row.remaining - (1 if row.acceptance.verify_end else 0)
-        return max(0, min(row.lookahead.budget(row.lookahead_state, len(self.rows)), room))
+        wanted = row.lookahead.budget(row.lookahead_state, len(self.rows), drafting)
+        return max(0, min(wanted, room))
 
     def _propose(self) -> Draft:
         """What the drafter proposes; nothing for rows that it does not know."""
-        self._admit_to_drafter()
+        wanted = self._budgets()
+        self._admit_to_drafter([row for row in self.rows if wanted[row]])
         known = self.rows[: self._drafted_for]
-        budgets = [self._budget(row) for row in known]
+        budgets = [wanted[row] for row in known]
         draft = Draft([])
         if self.drafter is not None and any(budgets):
             draft = self.drafter.propose(known, budgets, self._decide, most=self.capacity.chunk)
@@ -171,7 +182,8 @@ class Engine:
     def _decide(self, step: DraftStep) -> Tensor:
         """The lookaheads of the drafter's rows on the token that was just drafted, [rows] int8."""
         if len(self.rows) > 1:
-            step = dataclasses.replace(step, rows=len(self.rows))
+            drafting = None if self.target.limits.pooled else step.drafting
+            step = dataclasses.replace(step, rows=len(self.rows), drafting=drafting)
         rows = self.rows[: len(step.tokens)]
         groups = by_key([row.lookahead for row in rows])
         if len(groups) == 1:
@@ -348,14 +360,12 @@ class Engine:
             else:
                 self._emit(row, part, ruling, raw)
 
-    def _admit_to_drafter(self) -> None:
-        """Let the drafter know the rows that it is to draft for."""
-        if self.drafter is None:
-            return
+    def _admit_to_drafter(self, rows: Sequence[Row]) -> None:
+        """Let the drafter know rows that it is to draft for."""
         chunked = self.capacity.chunk is not None
-        for index in range(self._drafted_for, len(self.rows)):
-            row = self.rows[index]
-            if not self._budget(row):
+        for row in rows:
+            index = self.rows.index(row)
+            if self.drafter is None or index < self._drafted_for:
                 continue
             found = self._beginning(row, 1, self.rows[: self._drafted_for])
             twin = None if found.twin is None else (found.twin, found.shared)

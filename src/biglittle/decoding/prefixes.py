@@ -56,7 +56,8 @@ class Prefixes:
     def find(self, side: int, tokens: Sequence[int]) -> Saved | None:
         """The target's state (side 0), or the draft's (1), that shares most with a prompt; None
         where none shares anything."""
-        shares = [0 if kept[side] is None else kept[side].shared(tokens) for kept in self._kept]
+        states = [kept[side] for kept in self._kept]
+        shares = [0 if state is None else state.shared(tokens) for state in states]
         if not any(shares):
             return None
         best = self._kept.pop(shares.index(max(shares)))

@@ -174,9 +174,11 @@ class ModelDrafter:
         """The next token of every row, and the distributions [rows, vocab] if any row samples."""
         logits = self._process(logits, rows, drafts)
         tokens = argmax(logits)
+        drafting = sum(draft.open for draft in drafts)
         if not any(row.pipeline.sampling for row in rows):
             top = probability(logits, tokens)
-            return DraftStep(len(before), tokens, top, top, logits, before), None
+            step = DraftStep(len(before), tokens, top, top, logits, before, drafting=drafting)
+            return step, None
         probabilities = logits.float().softmax(-1)
         sampling = [
             row.pipeline.sampling and draft.open for row, draft in zip(rows, drafts, strict=True)
@@ -192,7 +194,7 @@ class ModelDrafter:
         tokens = torch.where(possible, drawn, tokens)
         confidence = probabilities.gather(-1, tokens[:, None]).squeeze(-1)
         top = probabilities.amax(-1)
-        step = DraftStep(len(before), tokens, confidence, top, logits, before)
+        step = DraftStep(len(before), tokens, confidence, top, logits, before, drafting=drafting)
         return step, probabilities
 
     def _process(self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[RowDraft]) -> Tensor:

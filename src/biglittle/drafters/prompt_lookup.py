@@ -65,11 +65,14 @@ class PromptLookupDrafter:
         drafts = [RowDraft([], [], open=bool(ids)) for ids in found]
         sure = torch.ones(len(rows))
         for index in range(max(map(len, found), default=0)):
-            if not any(draft.open for draft in drafts):
+            drafting = sum(draft.open for draft in drafts)
+            if not drafting:
                 break
             tokens = [ids[index] if index < len(ids) else 0 for ids in found]
             before = (sure,) * index
-            step = DraftStep(index, torch.tensor(tokens), sure, sure, None, before)
+            step = DraftStep(
+                index, torch.tensor(tokens), sure, sure, None, before, drafting=drafting
+            )
             decisions = decide(step).tolist()
             for i, draft in enumerate(drafts):
                 if draft.open:

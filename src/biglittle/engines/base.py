@@ -24,8 +24,8 @@ class Limits:
     rows: int | None = None
     """Rows at a time."""
     pooled: bool = False
-    """Whether rows take from one pool no more than they hold; else every row takes as much room as
-    the longest one."""
+    """Whether rows take no more room than they hold, and no more of a pass than they feed; else
+    every row takes as much as the longest one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,10 @@ class DraftStep:
     before: tuple[Tensor, ...] = ()
     """`confidence` of the window's earlier tokens, in order."""
     rows: int = 1
-    """Rows that the target's next pass will verify."""
+    """Rows in the target's next pass."""
+    drafting: int | None = None
+    """Those among them for which the pass gets wider, since they draft: the others are padded to
+    its width. None: all of them, or nothing is padded."""
 
     def uncertainty(self, k: int) -> tuple[Tensor, Tensor]:
         """The draft's `k` largest probabilities, largest first, [rows, k] float32, and the entropy
@@ -83,15 +86,20 @@ class Lookahead(ABC):
         """What to say to who uses the rule with these models, by their names; "" for nothing."""
         return ""
 
-    def budget(self, state: Any, rows: int = 1) -> int:
-        """The most tokens to draft for a row this round, in 0 … `tokens`, with so many rows in the
-        target's pass."""
+    def budget(self, state: Any, rows: int = 1, drafting: int | None = None) -> int:
+        """The most tokens to draft for a row this round, in 0 … `tokens`.
+
+        Args:
+            state: The row's.
+            rows: In the target's pass; see `DraftStep.rows`.
+            drafting: See `DraftStep.drafting`.
+        """
         return self.tokens
 
     @abstractmethod
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """A `Decision` for every row of the step, [rows] int8. Must not depend on other rows, but
-        for their number (`DraftStep.rows`)."""
+        for their number (`DraftStep.rows`, `DraftStep.drafting`)."""
 
     def decide_window(
         self, confidence: Tensor, steps: Iterable[DraftStep], states: Sequence[Any]

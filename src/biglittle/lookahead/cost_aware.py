@@ -98,7 +98,8 @@ class CostAware(Lookahead):
 
     All costs are those of one row. Beside others a pass over R rows of w tokens is taken to cost
     what one over R·w tokens would, and a draft step to become dearer alike: the fuller the batch,
-    the fewer tokens are worth their place in it, and finally none is.
+    the fewer tokens are worth their place in it, and finally none is. Rows that draft bear what the
+    padding of those that do not costs.
     """
 
     name: ClassVar[str] = "cost_aware"
@@ -131,50 +132,53 @@ class CostAware(Lookahead):
         accepted = tuple(count * rate for count, rate in zip(judged, RATES, strict=True))
         return State(often, judged, accepted, plain=math.floor(self.read * unread / SAVING))
 
-    def budget(self, state: Any, rows: int = 1) -> int:
+    def budget(self, state: Any, rows: int = 1, drafting: int | None = None) -> int:
         """Little at first; nothing while speculation pauses, nor where so many rows leave no gain
         to be expected of it."""
-        if state.plain or (rows > 1 and not self._gains(state, rows)):
+        own: State = state
+        if own.plain or (rows > 1 and not self._gains(own, rows, drafting or rows)):
             return 0
-        return min(state.reach, self.tokens)
+        return min(own.reach, self.tokens)
 
     def decide(self, step: DraftStep, states: Sequence[Any]) -> Tensor:
         """Drop the token, keep it, or go on: what pays best."""
         window = torch.stack([*step.before, step.confidence], dim=1)
-        return self._decide(window, states, step.rows)[:, -1]
+        return self._decide(window, states, step.rows, step.drafting or step.rows)[:, -1]
 
     def decide_window(
         self, confidence: Tensor, steps: Iterable[DraftStep], states: Sequence[Any]
     ) -> Tensor:
         """See `Lookahead.decide_window`: what a window's later tokens are does not matter to the
         earlier ones."""
-        return self._decide(confidence, states, 1)
+        return self._decide(confidence, states)
 
-    def _decide(self, confidence: Tensor, states: Sequence[Any], rows: int) -> Tensor:
-        """Decisions on windows' tokens, [windows, width] int8, with so many rows in the pass."""
+    def _decide(
+        self, confidence: Tensor, states: Sequence[Any], rows: int = 1, drafting: int = 1
+    ) -> Tensor:
+        """Decisions on windows' tokens, [windows, width] int8."""
         device, width = confidence.device, confidence.shape[1]  # whence nothing is fetched
         price, often, rates = _known([s or self.initial() for s in states], device)
-        verify = _beside(self.verify, rows)
+        verify = _beside(self.verify, rows, drafting)
         dearer = _marginal(verify, max(self.tokens, width))[: width + 1]
         costs = torch.tensor(dearer, device=device)
         kinds = torch.bucketize(confidence, torch.tensor(EDGES, device=device), right=True)
         worth = price * rates.gather(1, kinds).cumprod(dim=1)  # nothing unless all are accepted
-        stop = _gain(often, rates, worth, costs[1:]) <= self.draft
+        stop = _gain(often, rates, worth, costs[1:]) <= self.draft * rows / drafting
         decisions = stop.to(torch.int8) * int(Decision.KEEP)
         return decisions.masked_fill(worth < costs[:-1], int(Decision.DROP))
 
     def _cost(self, seen: Round) -> float:
         """A round, in steps of the target: of all rows that ran together, if there were several."""
-        verify = _beside(self.verify, seen.rows)
+        verify = _beside(self.verify, seen.rows, seen.rows)
         return self.draft * seen.predicted + _pass(verify, 1 + seen.drafted)
 
-    def _gains(self, state: State, rows: int) -> bool:
+    def _gains(self, state: State, rows: int = 1, drafting: int = 1) -> bool:
         """Whether a window's first token is expected to be worth its cost: see `_gain`."""
-        dearer, gain = _marginal(_beside(self.verify, rows), self.tokens)[0], 0.0
+        dearer, gain = _marginal(_beside(self.verify, rows, drafting), self.tokens)[0], 0.0
         for often, judged, right in zip(state.seen, state.judged, state.accepted, strict=True):
             if right > dearer * judged:
                 gain += often * (right / judged - dearer)
-        return gain > self.draft * sum(state.seen)
+        return gain > self.draft * rows / drafting * sum(state.seen)
 
     def observe(self, state: Any, seen: Round) -> State:
         """Count what was accepted, and see whether speculation pays."""
@@ -195,7 +199,7 @@ class CostAware(Lookahead):
             MEMORY * state.written + seen.accepted + 1,
             state.reach * 2 if seen.accepted == seen.drafted >= state.reach else state.reach,
         )
-        if found.cost <= LOSS * found.written and self._gains(found, 1):
+        if found.cost <= LOSS * found.written and self._gains(found):
             return found
         return replace(
             found,
@@ -238,14 +242,16 @@ def _pass(verify: tuple[float, ...], width: int) -> float:
     return low + (high - low) * (width - left) / (right - left)
 
 
-@lru_cache(maxsize=1024)
-def _beside(verify: tuple[float, ...], rows: int) -> tuple[float, ...]:
+@lru_cache(maxsize=4096)
+def _beside(verify: tuple[float, ...], rows: int, drafting: int) -> tuple[float, ...]:
     """What passes over 2, 4, 8 and 16 tokens of each of so many rows cost, in passes over one token
-    of each: a pass is as dear as one of a single row with as many tokens in all."""
+    of each, and what they cost more shared among those that draft. A pass is as dear as one of a
+    single row with as many tokens in all."""
     if rows == 1:
         return verify
     step = _pass(verify, rows)
-    return tuple(_pass(verify, rows * width) / step for width in WIDTHS[1:])
+    more = [_pass(verify, rows * width) / step - 1 for width in WIDTHS[1:]]
+    return tuple(1 + rows / drafting * each for each in more)
 
 
 @lru_cache(maxsize=1024)

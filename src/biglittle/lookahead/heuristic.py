@@ -40,7 +40,7 @@ class Heuristic(Lookahead):
         """γ of a new row."""
         return min(self.start, self.tokens)
 
-    def budget(self, state: Any, rows: int = 1) -> int:
+    def budget(self, state: Any, rows: int = 1, drafting: int | None = None) -> int:
         """The row's current γ."""
         return int(state)
 
