@@ -122,7 +122,7 @@ def _cells(results: list[dict[str, Any]], policy: str, alone: float | None) -> l
 def _speed(results: list[dict[str, Any]], policy: str) -> float:
     """Tokens a second, the median of the batches."""
     runs = [result["runs"][policy] for result in results]
-    return statistics.median(one["tokens"] / one["seconds"] for one in runs)
+    return float(statistics.median(one["tokens"] / one["seconds"] for one in runs))
 
 
 def measure(setting: dict[str, Any], rows: list[int], batches: int, waves: int, out: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_result_is_plain_data() -> None:
     assert data["stats"]["acceptance_rate"] == 0.5
     assert data["logprobs"][0] == {"token": 5, "logprob": -0.1, "top": [[5, -0.1], [2, -3.0]]}
     assert data["rounds"] == [
-        {"drafted": 2, "accepted": 1, "confidence": [0.9, 0.4], "fallback": False}
+        {"drafted": 2, "accepted": 1, "confidence": [0.9, 0.4], "fallback": False, "rows": 1}
     ]
     assert "error" not in data
 

@@ -57,7 +57,7 @@ class Round:
     fallback: bool
     """Whether the draft gave up the last position."""
     rows: int = 1
-    """Rows that ran together."""
+    """Rows in the target's pass, where the lookahead may go by their number; else 1."""
 
     @property
     def predicted(self) -> int:

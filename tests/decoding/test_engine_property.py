@@ -16,6 +16,7 @@ from biglittle import FinishReason, Result
 from biglittle.decoding import Capacity, Engine, Request, Row
 from biglittle.decoding.sampling import Pipeline
 from biglittle.drafters import ModelDrafter, model
+from biglittle.lookahead import CostAware
 
 VOCAB = 11
 
@@ -30,6 +31,7 @@ LITTLE = Markov(0.6 * chain(0) + 0.4 * chain(1))
 
 POLICIES = [
     "none",
+    "cost-aware:read=0",
     "static:tokens=1",
     "static:tokens=4",
     "dynamic",
@@ -115,26 +117,27 @@ def test_rows_are_as_alone_whatever_happens_beside_them(
     for number, row in happen(make_engine(limit, capacity), events):
         result = row.result()
         tokens, origins, *_ = alone(number)
+        written = len(result.token_ids)
+        assert result.token_ids == tokens[:written]
+        if isinstance(row.lookahead, CostAware) and not row.bound:
+            continue  # it goes by the number of rows
         if result.finish_reason is FinishReason.CANCELLED:
-            written = len(result.token_ids)
-            assert (result.token_ids, result.origins) == (tokens[:written], origins[:written])
+            assert result.origins == origins[:written]
         else:
             assert essence(result) == alone(number)
 
 
 @settings(max_examples=60)
 @given(chunk=st.integers(1, 4), rows=st.sampled_from([None, 1, 3]), kept=KEPT, events=EVENTS)
-def test_prompts_in_chunks_change_no_lossless_greedy_output(
+def test_prompts_in_chunks_change_no_output(
     chunk: int, rows: int | None, kept: int, events: list[tuple[str, int]]
 ) -> None:
-    """Others draft in other rounds, and so draw other numbers."""
+    """Nor what is sampled from a seed, nor what a lossy policy writes."""
     capacity = Capacity(chunk=chunk, rows=rows, kv_tokens=50, prefix_tokens=kept)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "APART", 1)
         for number, row in happen(make_engine(None, capacity), events):
             assert row.finished
-            if row.policy.lossless and not row.pipeline.sampling:
-                tokens = alone(number)[0]
-                written = len(row.new_tokens)
-                complete = row.finish_reason is not FinishReason.CANCELLED
-                assert tuple(row.new_tokens) == tokens[: None if complete else written]
+            tokens = alone(number)[0]
+            complete = row.finish_reason is not FinishReason.CANCELLED
+            assert tuple(row.new_tokens) == tokens[: None if complete else len(row.new_tokens)]

@@ -22,7 +22,8 @@ class Capacity:
     chunk: int | None = None
     """Tokens of prompts that a step reads before the round of the running rows, and as many that
     the draft reads, so that a long prompt holds up nobody. None: prompts are read whole, in steps
-    of their own."""
+    of their own. What the draft reads for seeded samples and lossy policies it reads at once: who
+    drafts in which round is not to depend on other rows."""
     prefix_tokens: int = 0
     """Tokens of ended rows whose state is kept, the least recently used going first. A prompt that
     begins like one of them, or like a running row, is read from there on; 0: every prompt is read.

@@ -161,7 +161,8 @@ class Engine:
         if row.lookahead is None or row.hold or self.drafter is None:
             return 0
         room = row.remaining - (1 if row.acceptance.verify_end else 0)
-        wanted = row.lookahead.budget(row.lookahead_state, len(self.rows), drafting)
+        rows = 1 if row.bound else len(self.rows)
+        wanted = row.lookahead.budget(row.lookahead_state, rows, drafting)
         return max(0, min(wanted, room))
 
     def _propose(self) -> Draft:
@@ -181,19 +182,20 @@ class Engine:
 
     def _decide(self, step: DraftStep) -> Tensor:
         """The lookaheads of the drafter's rows on the token that was just drafted, [rows] int8."""
-        if len(self.rows) > 1:
-            drafting = None if self.target.limits.pooled else step.drafting
-            step = dataclasses.replace(step, rows=len(self.rows), drafting=drafting)
-        rows = self.rows[: len(step.tokens)]
-        groups = by_key([row.lookahead for row in rows])
-        if len(groups) == 1:
-            rule = groups[0][0]
-            return rule.decide(step, [row.lookahead_state for row in rows])  # type: ignore[no-any-return]
+        rows, count = self.rows[: len(step.tokens)], len(self.rows)
+        drafting = None if self.target.limits.pooled else step.drafting
+        alone = dataclasses.replace(step, rows=1, drafting=None)
+        beside = dataclasses.replace(step, rows=count, drafting=drafting) if count > 1 else alone
+        groups = by_key([(row.lookahead, row.bound) for row in rows])
         decisions = torch.zeros_like(step.tokens, dtype=torch.int8)
-        for rule, indices in groups:
-            if rule is not None:
-                states = [row.lookahead_state if row.lookahead == rule else None for row in rows]
-                decisions[indices] = rule.decide(step, states)[indices]
+        for (rule, bound), indices in groups:
+            if rule is None:
+                continue
+            states = [row.lookahead_state if row.lookahead == rule else None for row in rows]
+            found: Tensor = rule.decide(alone if bound else beside, states)
+            if len(groups) == 1:
+                return found
+            decisions[indices] = found[indices]
         return decisions
 
     def _block(self, draft: Draft) -> Tensor:
@@ -231,9 +233,8 @@ class Engine:
         stats.drafted += len(part.ids)
         stats.fallbacks += part.dropped
         stats.rollbacks += ruling.error is None and ruling.accepted < len(part.ids)
-        seen = Round(
-            len(part.ids), ruling.accepted, tuple(part.confidence), part.dropped, len(self.rows)
-        )
+        rows = 1 if row.bound else len(self.rows)
+        seen = Round(len(part.ids), ruling.accepted, tuple(part.confidence), part.dropped, rows)
         if row.request.trace:
             row.trace.append(seen)
         return seen
@@ -345,7 +346,7 @@ class Engine:
         found = self._beginning(row, 0, self.rows)
         if found.twin is not None:
             row.stats.reused_tokens = self.target.fork(found.twin, found.shared)
-        if self.drafter is not None and self.capacity.prefix_tokens:
+        if self.drafter is not None and self.capacity.prefix_tokens and not row.bound:
             row.expect(self._beginning(row, 1, self.rows[: self._drafted_for]).shared)
         return found.saved
 
@@ -370,7 +371,8 @@ class Engine:
             found = self._beginning(row, 1, self.rows[: self._drafted_for])
             twin = None if found.twin is None else (found.twin, found.shared)
             self._swap(index, self._drafted_for)
-            self.drafter.admit(row, found.saved, twin=twin, most=1 if chunked else None)
+            most = 1 if chunked and not row.bound else None
+            self.drafter.admit(row, found.saved, twin=twin, most=most)
             self._drafted_for += 1
 
     def _beginning(self, row: Row, side: int, rows: Sequence[Row]) -> Beginning:

@@ -136,6 +136,14 @@ class Row:
         return self.request.max_new_tokens - (len(self.tokens) - self.prompt_length)
 
     @property
+    def bound(self) -> bool:
+        """Whether other drafts would change what it writes: a policy that is lossy, or samples of a
+        seed. Rows beside it may not change what is drafted for it."""
+        return not self.policy.lossless or (
+            self.pipeline.sampling and self.request.seed is not None
+        )
+
+    @property
     def most_tokens(self) -> int:
         """Tokens that it may come to, the prompt included."""
         return self.prompt_length + self.request.max_new_tokens

@@ -104,8 +104,8 @@ class Drafter(Protocol):
     ) -> Draft:
         """Draft up to `budgets[i]` tokens after `rows[i].tokens`, asking `decide` after each.
 
-        With `most`, no more tokens than so many are read to catch up with the rows; those that are
-        behind yet draft nothing.
+        With `most`, no more tokens than so many are read to catch up with rows that are far behind;
+        those that still are draft nothing. Bound rows (`Row.bound`) are read whole.
         """
 
     def truncate(self, lengths: Sequence[int]) -> None:

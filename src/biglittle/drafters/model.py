@@ -134,10 +134,10 @@ class ModelDrafter:
             unread = row.tokens[self.runner.lengths[index] : -1]
             if budgets[index] == 0 or len(unread) <= APART:
                 continue
-            now = unread[:most]
+            now = unread if row.bound else unread[:most]
             for at in range(0, len(now), CHUNK):
                 self.runner.read(index, now[at : at + CHUNK])
-            most = None if most is None else most - len(now)
+            most = None if most is None else max(0, most - len(now))
             if len(now) < len(unread):
                 budgets[index] = 0
 
