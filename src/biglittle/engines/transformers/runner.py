@@ -64,6 +64,7 @@ class TransformersRunner(ABC):
         self._parameters = parameters_of(model.forward)
         self._kinds = dict.fromkeys(layer_kinds(model))
         self.cache = self._new_cache()
+        self._slots.window.lengths = self.lengths
 
     # What the two kinds of models do differently.
 

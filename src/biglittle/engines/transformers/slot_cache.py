@@ -7,6 +7,7 @@ which makes what attention reads a view of the storage.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,9 @@ class Window:
     `start` is the rows' common length where they have one (the next slot to write), and None where
     rows are ragged; then `slots` [rows, width] says where each token goes.
     """
+
+    lengths: Sequence[int] | None = None
+    """Slots in use of every row in the cache, which are kept when it grows; None: all are."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -77,14 +81,19 @@ class SlotLayer(CacheLayerMixin):
         return keys[:, :, : window.span], values[:, :, : window.span]
 
     def reserve(self, rows: int, slots: int) -> None:
-        """Grow to hold so many rows and slots, in blocks. New memory is zero: a masked NaN is
-        still a NaN once attention multiplies it by 0."""
+        """Grow to hold so many rows and slots, in blocks; what is not in use goes meanwhile. New
+        memory is zero: a masked NaN is still a NaN once attention multiplies it by 0."""
         assert self.keys is not None and self.values is not None
         held_rows, _, held_slots, _ = self.keys.shape
         if rows <= held_rows and slots <= held_slots:
             return
-        rows = held_rows if rows <= held_rows else max(rows, 2 * held_rows)
-        slots = held_slots if slots <= held_slots else -(-slots // BLOCK) * BLOCK
+        lengths = self.window.lengths
+        if rows > held_rows:
+            rows = max(rows, held_rows * 5 // 4)
+        else:
+            rows = held_rows if lengths is None else max(rows, len(lengths))
+        slots = max(slots, held_slots if lengths is None else max(lengths, default=0))
+        slots = -(-slots // BLOCK) * BLOCK
         self.keys = _grown(self.keys, rows, slots)
         self.values = _grown(self.values, rows, slots)
 
@@ -290,8 +299,9 @@ class PairedCache(EncoderDecoderCache):
 
 
 def _grown(states: Tensor, rows: int, slots: int) -> Tensor:
-    """A larger zeroed tensor [rows, heads, slots, dim] that begins with `states`."""
+    """A zeroed tensor [rows, heads, slots, dim] that begins with what `states` has of that."""
     held_rows, heads, held_slots, dim = states.shape
     grown = states.new_zeros(rows, heads, slots, dim)
-    grown[:held_rows, :, :held_slots] = states
+    rows, slots = min(rows, held_rows), min(slots, held_slots)
+    grown[:rows, :, :slots] = states[:rows, :, :slots]
     return grown
