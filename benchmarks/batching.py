@@ -1,6 +1,6 @@
 """Speculation beside plain batching, with more and more rows: never more than 5 % below?
 
-    python -m benchmarks.batching                          # SmolLM2-135M; half an hour on two cores
+    python -m benchmarks.batching                          # SmolLM2-135M on two cores: half an hour
     python -m benchmarks.batching --rows 1 --rows 4 --draft early-exit:layers=10
     python -m benchmarks.batching --target qwen2.5-coder-1.5b-instruct \\
         --draft qwen2.5-coder-0.5b-instruct --draft-quantize int4

@@ -46,7 +46,7 @@ def test_what_is_in_use_outlives_both(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(3):
             runner.fork(1)
             rows.append(list(rows[1]))
-        for row, tokens in enumerate(rows):
+        for number, tokens in enumerate(rows):
             ids = torch.tensor([[*tokens, 4]])
             expected = model(ids, use_cache=False).logits[:, -1]
-            assert torch.allclose(runner.read(row, [4]), expected, atol=1e-4)
+            assert torch.allclose(runner.read(number, [4]), expected, atol=1e-4)
