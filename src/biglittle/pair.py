@@ -274,6 +274,11 @@ class Pair:
         """The relative rounding of the target's logits; see `biglittle.engines.Model`."""
         return self._target.resolution
 
+    @property
+    def samples(self) -> bool:
+        """Whether the target's own configuration samples where a request says nothing."""
+        return bool(self._target.generation_config.do_sample)
+
     # Generating.
 
     def generate(

@@ -26,7 +26,8 @@ from .acceptance import Acceptance, Bild, Exact
 from .errors import PolicyError, nearest
 from .lookahead import Confidence, Constant, CostAware, Fallback, Heuristic, Lookahead
 
-__all__ = ["Policy", "PolicyLike", "build_rule", "parse_policy", "print_rule", "split_rule"]
+__all__ = ["Policy", "PolicyLike", "build_rule", "parse_policy", "print_rule", "reads_files"]
+__all__ += ["split_rule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,20 @@ def parse_policy(policy: PolicyLike) -> Policy:
             f"{nearest(rule, ACCEPTANCES)}"
         )
     return Policy(lookahead, build_rule(ACCEPTANCES[rule], rule, options))
+
+
+def reads_files(policy: str) -> bool:
+    """Whether a policy's string asks for a rule that reads a file: not to be taken from strangers.
+
+    Raises:
+        PolicyError: An unknown name.
+    """
+    name, _ = split_rule(policy.partition("+")[0], policy)
+    if name in ("none", "bild"):
+        return False
+    kind = _lookahead_type(name)
+    hints = get_type_hints(kind)
+    return any(hints[field.name] is str for field in dataclasses.fields(kind))
 
 
 def lookahead_names() -> list[str]:

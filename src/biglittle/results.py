@@ -172,6 +172,8 @@ class Chunk:
     """Set on a row's last chunk."""
     result: Result | None = None
     """The whole result, on a row's last chunk."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """One a token, if asked for."""
 
 
 @dataclass(frozen=True, slots=True)

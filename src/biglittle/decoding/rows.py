@@ -48,6 +48,8 @@ class Request:
     """The target's and the draft's cached state of an earlier turn."""
     index: int = 0
     """Which prompt and sample of the call."""
+    prediction: tuple[int, ...] = ()
+    """Tokens that the answer is likely to hold, to be drafted from."""
     on_token: Callable[[int], None] | None = None
     """Called with every committed token."""
 
@@ -229,6 +231,9 @@ class Row:
         if not tokens and not text and not self.finished:
             return None
         origins = self.origins[self._sent_tokens :]
+        logprobs = None
+        if self.request.logprobs is not None:
+            logprobs = tuple(self.logprobs[self._sent_tokens :])
         self._sent_tokens += len(tokens)
         self._sent_text += len(text)
         return Chunk(
@@ -238,6 +243,7 @@ class Row:
             origins=tuple(origins),
             finish_reason=self.finish_reason,
             result=self.result() if self.finished else None,
+            logprobs=logprobs,
         )
 
 

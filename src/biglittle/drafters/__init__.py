@@ -1,8 +1,9 @@
-"""Drafters: a little model, the target's first layers, or the text so far."""
+"""Drafters: a little model, the target's first layers, the text so far, or its prediction."""
 
 from .base import Draft, Drafter, RowDraft
 from .early_exit import EarlyExitDrafter
 from .model import ModelDrafter
+from .predicted import PredictedDrafter
 from .prompt_lookup import PromptLookupDrafter
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Drafter",
     "EarlyExitDrafter",
     "ModelDrafter",
+    "PredictedDrafter",
     "PromptLookupDrafter",
     "RowDraft",
 ]

@@ -16,7 +16,7 @@ from .base import Decide, Draft, RowDraft
 if TYPE_CHECKING:
     from ..decoding.rows import Row
 
-__all__ = ["PromptLookupDrafter", "lookup"]
+__all__ = ["PromptLookupDrafter", "copy", "lookup", "usable"]
 
 
 class PromptLookupDrafter:
@@ -59,35 +59,40 @@ class PromptLookupDrafter:
     ) -> Draft:
         """See `Drafter.propose`. A copied token has no probability; it counts as certain."""
         found = [
-            self._usable(lookup(row.tokens, self.ngram, budget), row)
+            usable(lookup(row.tokens, self.ngram, budget), row, self.vocab)
             for row, budget in zip(rows, budgets, strict=True)
         ]
-        drafts = [RowDraft([], [], open=bool(ids)) for ids in found]
-        sure = torch.ones(len(rows))
-        for index in range(max(map(len, found), default=0)):
-            drafting = sum(draft.open for draft in drafts)
-            if not drafting:
-                break
-            tokens = [ids[index] if index < len(ids) else 0 for ids in found]
-            before = (sure,) * index
-            step = DraftStep(
-                index, torch.tensor(tokens), sure, sure, None, before, drafting=drafting
-            )
-            decisions = decide(step).tolist()
-            for i, draft in enumerate(drafts):
-                if draft.open:
-                    last = index + 1 == len(found[i])
-                    draft.push(tokens[i], decisions[i], 1.0, last=last)
-        return Draft(drafts)
+        return Draft(copy(found, decide))
 
-    def _usable(self, ids: list[int], row: Row) -> list[int]:
-        """Up to and with the first EOS, and no further than the shared vocabulary."""
-        for index, token in enumerate(ids):
-            if token >= self.vocab:
-                return ids[:index]
-            if token in row.request.eos_ids:
-                return ids[: index + 1]
-        return ids
+
+def copy(found: Sequence[Sequence[int]], decide: Decide) -> list[RowDraft]:
+    """Drafts of tokens that are known beforehand, as far as the rows' lookahead lets them. They
+    have no probability and count as certain."""
+    drafts = [RowDraft([], [], open=bool(ids)) for ids in found]
+    sure = torch.ones(len(found))
+    for index in range(max(map(len, found), default=0)):
+        drafting = sum(draft.open for draft in drafts)
+        if not drafting:
+            break
+        tokens = [ids[index] if index < len(ids) else 0 for ids in found]
+        before = (sure,) * index
+        step = DraftStep(index, torch.tensor(tokens), sure, sure, None, before, drafting=drafting)
+        decisions = decide(step).tolist()
+        for i, draft in enumerate(drafts):
+            if draft.open:
+                last = index + 1 == len(found[i])
+                draft.push(tokens[i], decisions[i], 1.0, last=last)
+    return drafts
+
+
+def usable(ids: list[int], row: Row, vocab: int) -> list[int]:
+    """Up to and with the row's first EOS, and no further than the shared vocabulary."""
+    for index, token in enumerate(ids):
+        if token >= vocab:
+            return ids[:index]
+        if token in row.request.eos_ids:
+            return ids[: index + 1]
+    return ids
 
 
 def lookup(tokens: Sequence[int], ngram: int, count: int) -> list[int]:

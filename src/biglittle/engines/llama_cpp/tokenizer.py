@@ -96,6 +96,11 @@ class GgufTokenizer:
         text: str = rendered[0][0]
         return text
 
+    @property
+    def vocabulary(self) -> Any:
+        """llama.cpp's own object, for libraries that read it; it lives as long as the model."""
+        return self._vocab
+
     def get_vocab(self) -> dict[str, int]:
         """Every token and its id, without those that only pad the embedding."""
         return dict(self._tokens)

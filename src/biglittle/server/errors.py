@@ -1,0 +1,109 @@
+"""What goes wrong, in OpenAI's format and with its status codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import BiglittleError, ContextError, ParameterError, PolicyError, RowError
+
+__all__ = [
+    "ApiError",
+    "EngineError",
+    "QueueFullError",
+    "ShuttingDownError",
+    "TimeUpError",
+    "as_api",
+]
+
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(BiglittleError):
+    """An answer other than 200.
+
+    Args:
+        status: Of HTTP.
+        message: For the client.
+        code: OpenAI's word for it, or ours.
+        param: The field that it is about.
+        headers: Of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        kind = KINDS.get(self.status)
+        if kind is None:
+            kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+class QueueFullError(BiglittleError):
+    """There is no room in the queue.
+
+    Args:
+        waiting: Rows that wait.
+        seconds: After how long to try again.
+    """
+
+    def __init__(self, waiting: int, seconds: int) -> None:
+        super().__init__(f"the queue is full ({waiting} waiting); try again in {seconds} s")
+        self.seconds = seconds
+
+
+class ShuttingDownError(BiglittleError):
+    """The server stops and takes no more requests."""
+
+
+class TimeUpError(BiglittleError):
+    """A request took longer than it may."""
+
+
+class EngineError(BiglittleError, RuntimeError):
+    """The engine failed, and with it all that was running; the cause is chained."""
+
+
+def as_api(error: Exception) -> ApiError:
+    """What the client is told. Nothing of what the program did not foresee is in it."""
+    match error:
+        case ApiError():
+            return error
+        case QueueFullError():
+            again = {"Retry-After": str(error.seconds)}
+            return ApiError(429, str(error), code="queue_full", headers=again)
+        case ShuttingDownError():
+            return ApiError(503, str(error), code="shutting_down", headers={"Retry-After": "5"})
+        case TimeUpError():  # the same request would take as long again
+            return ApiError(504, str(error), code="timeout", headers={"x-should-retry": "false"})
+        case ContextError():
+            return ApiError(400, str(error), code="context_length_exceeded")
+        case PolicyError():
+            return ApiError(400, str(error), code="invalid_policy", param="policy")
+        case ParameterError():
+            return ApiError(400, str(error))
+        case RowError():
+            return ApiError(500, f"the request failed: {error}", code="request_failed")
+        case EngineError():
+            return ApiError(500, str(error), code="engine_error")
+        case _:
+            return ApiError(500, "the server failed on this request", code="internal_error")

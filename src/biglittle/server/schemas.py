@@ -1,0 +1,196 @@
+"""Bodies of requests, checked by pydantic: types, ranges and sizes.
+
+What OpenAI's API has and the server cannot do is refused by name; only what has no influence on an
+answer (`user`, `metadata`, …) is taken and left aside.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "ErrorBody",
+    "JsonSchema",
+    "Message",
+    "ModelCard",
+    "ModelList",
+    "Prediction",
+    "ResponseFormat",
+    "Shared",
+    "StreamOptions",
+]
+
+MOST_CHOICES = 128
+MOST_MESSAGES = 4096
+MOST_STOPS = 16
+
+Text = Annotated[str, Field(max_length=1 << 22)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Off = Annotated[float, Field(ge=0, le=0)]
+
+
+class Body(BaseModel):
+    """A part of a request: unknown fields are refused, and numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class TextPart(Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+
+
+def plain(content: str | list[TextPart]) -> str:
+    """The text of a content."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class Message(Body):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content
+    name: Annotated[str, Field(max_length=64)] | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """As chat templates know it: `developer` is OpenAI's newer word for `system`."""
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": plain(self.content)}
+
+
+class StreamOptions(Body):
+    """How to stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool | None = None
+    """Taken and left aside."""
+
+
+class Prediction(Body):
+    """Predicted output: the given text is the draft."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return plain(self.content)
+
+
+class JsonSchema(Body):
+    """A JSON schema by name."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: Annotated[str, Field(max_length=4096)] | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """Of what form the answer is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Shared(Body):
+    """What both kinds of requests have."""
+
+    model: Annotated[str, Field(max_length=512)]
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
+    policy: Annotated[str, Field(max_length=512)] | None = None
+    """Ours: how the two models work together."""
+    # These say nothing about the answer.
+    user: Annotated[str, Field(max_length=512)] | None = None
+    metadata: dict[str, Any] | None = None
+    # These are taken as long as they change nothing.
+    frequency_penalty: Off | None = None
+    presence_penalty: Off | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+
+
+class CompletionRequest(Shared):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        Text
+        | TokenIds
+        | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_CHOICES)]
+    )
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: Literal[False] | None = None
+    suffix: Literal[""] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+
+
+class ChatRequest(Shared):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    store: bool | None = None
+    service_tier: Annotated[str, Field(max_length=64)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class ErrorDetail(BaseModel):
+    """OpenAI's error object."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """Any answer but a good one."""
+
+    error: ErrorDetail
+
+
+class ModelCard(BaseModel):
+    """A model that can be asked."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "biglittle"
+
+
+class ModelList(BaseModel):
+    """All of them."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
