@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -40,10 +40,9 @@ class PredictedDrafter:
         """See `Drafter.seconds`."""
         return 0.0 if self.other is None else self.other.seconds
 
-    def admit(self, row: Row, saved: Saved | None = None) -> None:
+    def admit(self, row: Row, saved: Saved | None = None, **options: Any) -> Any:
         """See `Drafter.admit`."""
-        if self.other is not None:
-            self.other.admit(row, saved)
+        return 0 if self.other is None else self.other.admit(row, saved, **options)
 
     def truncate(self, lengths: Sequence[int]) -> None:
         """See `Drafter.truncate`."""
@@ -59,13 +58,15 @@ class PredictedDrafter:
         """See `Drafter.save`."""
         return None if self.other is None else self.other.save(row, tokens)
 
-    def propose(self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide) -> Draft:
+    def propose(
+        self, rows: Sequence[Row], budgets: Sequence[int], decide: Decide, **options: Any
+    ) -> Draft:
         """See `Drafter.propose`."""
         found = [self._predicted(row, budget) for row, budget in zip(rows, budgets, strict=True)]
         rest = [0 if ids else budget for ids, budget in zip(found, budgets, strict=True)]
         if self.other is None or not any(rest):
             return Draft(copy(found, decide))
-        drafted = self.other.propose(rows, rest, decide)
+        drafted = self.other.propose(rows, rest, decide, **options)
         if not any(found):
             return drafted
         copies = copy(found, decide)

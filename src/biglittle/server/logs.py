@@ -71,6 +71,7 @@ class RequestLog:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or whatever else the scope is."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..drafters import PredictedDrafter
 from ..errors import ParameterError
 from ..results import Chunk
 from .errors import EngineError, QueueFullError, ShuttingDownError, TimeUpError
@@ -248,13 +249,18 @@ class Scheduler:
                 ticket, request = self._queue.popleft()
             try:
                 if self._engine is None:
-                    self._engine = self.pair.engine()
+                    self._engine = self._fresh_engine()
                 row = self._engine.admit(request)
             except Exception as cause:  # about this request only: nothing has run yet
                 self._end(ticket, cause)
                 continue
             self._live[row] = _Live(ticket, ticket.submitted)
             self._starting += 1
+
+    def _fresh_engine(self) -> Engine:
+        engine = self.pair.engine()
+        engine.drafter = PredictedDrafter(engine.drafter, self.pair.vocab)
+        return engine
 
     def _step(self) -> None:
         if self._engine is None or not self._engine.busy:
@@ -288,6 +294,7 @@ class Scheduler:
         chunk = row.take_chunk()
         if row.error is not None:
             self._forget(row)
+            assert isinstance(row.error, Exception)  # what is worse ends the thread
             self._end(live.ticket, row.error)
         elif row.finished:
             self._forget(row)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ContextError, ParameterError, PolicyError
+from ..errors import ContextError, PolicyError
 from ..pair import FREE
 from ..params import GenerationParams
 from ..policy import Policy, parse_policy, reads_files

@@ -16,13 +16,14 @@ from ..errors import BiglittleError, ParameterError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
 
     from ..pair import Pair
 
 __all__ = ["Grammars", "JsonProcessor"]
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """One way to put spaces: a model that is free to add blanks may add nothing else."""
 
 
