@@ -13,7 +13,21 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import BiglittleError, RowError
-from . import align, bench, chat, convert, demo, diagnose, doctor, generate, models, traces, tune
+from . import (
+    align,
+    batch,
+    bench,
+    chat,
+    convert,
+    demo,
+    diagnose,
+    doctor,
+    generate,
+    models,
+    serve,
+    traces,
+    tune,
+)
 from .options import in_options, with_groups
 from .screen import complain
 
@@ -132,6 +146,8 @@ app.command(epilog=diagnose.EPILOG)(with_groups(diagnose.diagnose))
 app.command(epilog=bench.EPILOG)(with_groups(bench.bench))
 app.command(epilog=align.EPILOG)(with_groups(align.align))
 app.command(epilog=tune.EPILOG)(with_groups(tune.tune))
+app.command(epilog=serve.EPILOG)(with_groups(serve.serve))
+app.command(epilog=batch.EPILOG)(with_groups(batch.batch))
 app.command(epilog=convert.EPILOG)(convert.convert)
 app.command()(doctor.doctor)
 app.add_typer(models.app, name="models")

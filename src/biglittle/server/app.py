@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import BiglittleError
-from .errors import ApiError, as_api
+from .errors import ApiError, as_api, first_problem
 from .logs import RequestLog, describe
 from .schemas import ChatRequest, CompletionRequest, ErrorBody, ModelCard, ModelList
 from .service import Job, Service
@@ -209,7 +209,7 @@ def error_response(error: Exception) -> Response:
 def _add_errors(app: FastAPI) -> None:
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(_first_problem(error))
+        return error_response(first_problem(error.errors()))
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -222,20 +222,6 @@ def _add_errors(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(BiglittleError, failed)
     app.add_exception_handler(Exception, failed)
-
-
-def _first_problem(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong, by the name of its field; never what was sent."""
-    problem = error.errors()[0]
-    where = [str(part) for part in problem["loc"] if part != "body"]
-    if problem["type"] == "json_invalid":
-        return ApiError(400, "the body is not JSON")
-    if problem["type"] == "extra_forbidden":
-        return ApiError(
-            400, f"{where[-1][:64]}: unknown here, or not supported", param=where[0][:64]
-        )
-    name = ".".join(where)[:200] or "the body"
-    return ApiError(400, f"{name}: {problem['msg']}", param=where[0][:64] if where else None)
 
 
 def _described(app: FastAPI) -> dict[str, Any]:

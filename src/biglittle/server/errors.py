@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import BiglittleError, ContextError, ParameterError, PolicyError, RowError
@@ -81,6 +82,19 @@ class TimeUpError(BiglittleError):
 
 class EngineError(BiglittleError, RuntimeError):
     """The engine failed, and with it all that was running; the cause is chained."""
+
+
+def first_problem(problems: Sequence[Any]) -> ApiError:
+    """The first thing that pydantic finds wrong, by the name of its field; never what was sent."""
+    problem = problems[0]
+    where = [str(part)[:64] for part in problem["loc"] if part != "body"]
+    if problem["type"] == "json_invalid":
+        return ApiError(400, "the body is not JSON")
+    param = where[0] if where else None
+    if problem["type"] == "extra_forbidden":
+        return ApiError(400, f"{where[-1]}: unknown, or not supported here", param=param)
+    name = ".".join(where)[:200] or "the body"
+    return ApiError(400, f"{name}: {problem['msg']}", param=param)
 
 
 def as_api(error: Exception) -> ApiError:

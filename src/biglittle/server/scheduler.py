@@ -171,7 +171,13 @@ class Scheduler:
         Raises:
             QueueFullError: More would wait than may.
             ShuttingDownError: The server stops.
+            ParameterError: More than may ever wait.
         """
+        if len(requests) > self.limits.queue:
+            raise ParameterError(
+                f"the request asks for {len(requests)} choices; this server's queue has room for "
+                f"{self.limits.queue}"
+            )
         ticket = Ticket(self, requests, self.limits.seconds)
         with self._changed:
             if self._draining:

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Grammars", "JsonProcessor"]
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-COMPACT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+COMPACT: JsonCompileOptions = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 """One way to put spaces: a model that is free to add blanks may add nothing else."""
 
 
