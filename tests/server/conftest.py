@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -70,6 +71,14 @@ def make_service(pair: Pair, *, allow_lossy: bool = False, **limits: Any) -> Ser
         name=NAME, allow_lossy=allow_lossy, limits=ServerLimits(**{"new_tokens": 256, **limits})
     )
     return Service(pair, settings)
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Return as soon as something holds; fail when it does not come to."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
 
 
 class Running:

@@ -168,11 +168,11 @@ def serve(
     screen = Screen()
     with screen.status("starting"):
         check_installed("serve")
+        key = read_key(api_key)
+        listener = bind(host, port)
         models = chosen(big, models)
         check_policy(policy, models)
         models = with_profile(models, profile)
-        key = read_key(api_key)
-        listener = bind(host, port)
         quiet_libraries()
     with listener:
         pair = load_pair(models, policy, screen, profile=profile)

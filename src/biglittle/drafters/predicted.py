@@ -15,7 +15,7 @@ from .prompt_lookup import copy, usable
 if TYPE_CHECKING:
     from ..decoding.rows import Row
 
-__all__ = ["PredictedDrafter", "follow"]
+__all__ = ["PredictedDrafter", "follow", "one_hot"]
 
 LONGEST = 32  # tokens that are compared to find the place
 
@@ -77,7 +77,7 @@ class PredictedDrafter:
         draft = Draft(parts)
         if drafted.q is not None:
             copied = [index for index, ids in enumerate(found) if ids]
-            draft.q = _one_hot(drafted.q, parts, copied, draft.width, self.vocab)
+            draft.q = one_hot(drafted.q, parts, copied, draft.width, self.vocab)
         return draft
 
     def _predicted(self, row: Row, budget: int) -> list[int]:
@@ -115,7 +115,7 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     return next((i for i in range(most) if first[-1 - i] != second[-1 - i]), most)
 
 
-def _one_hot(
+def one_hot(
     q: Tensor, parts: Sequence[RowDraft], copied: Sequence[int], width: int, vocab: int
 ) -> Tensor:
     """The distributions [rows, width, vocab] with those of copied tokens, which were certain."""
