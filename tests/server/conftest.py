@@ -88,6 +88,7 @@ class Running:
         self.service = service
         self.socket = socket.socket()
         self.socket.bind(("127.0.0.1", 0))
+        self.socket.listen(128)
         self.port: int = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         config = uvicorn.Config(create_app(service, **options), log_config=None, lifespan="off")
