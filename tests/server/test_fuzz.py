@@ -1,5 +1,5 @@
-"""The server against its own OpenAPI description, with made-up requests: nothing is a 500, and every
-answer is one that the description knows."""
+"""The server against its own OpenAPI description, with made-up requests: nothing is a 500, and
+every answer is one that the description knows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import schemathesis
+import schemathesis.specs.openapi.checks as checks
 from hypothesis import HealthCheck, given, settings, strategies
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
-import schemathesis.specs.openapi.checks as checks
 from tests.server.conftest import NAME, Running, make_service
 
 from biglittle import Pair
