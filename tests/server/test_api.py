@@ -371,3 +371,31 @@ def test_no_prompt_in_the_log(client: OpenAI, caplog: pytest.LogCaptureFixture) 
     assert "secret" not in line
     assert json.dumps(text) not in line
     assert "My secret" in ask("DEBUG")[1]
+
+
+def test_what_prompts_share_is_not_read_again(pair: Pair) -> None:
+    system = "Be kind, be brief, and say what you know. " * 3
+    with Running(make_service(pair, rows=2)) as running, running.client() as client:
+        found = [
+            client.completions.create(model=NAME, prompt=system + end, temperature=0, max_tokens=12)
+            for end in ("Who?", "What?")
+        ]
+        assert [f.choices[0].text for f in found] == [
+            text_of(pair, system + end) for end in ("Who?", "What?")
+        ]
+        cached = [
+            usage.prompt_tokens_details.cached_tokens
+            for f in found
+            if (usage := f.usage) is not None and usage.prompt_tokens_details is not None
+        ]
+        assert cached[0] == 0
+        assert cached[1] is not None
+        assert cached[1] >= len(pair.tokenizer(system).input_ids) - 2
+
+
+def test_what_would_never_fit_in_the_cache(pair: Pair) -> None:
+    with Running(make_service(pair, kv_tokens=32)) as running, running.client() as client:
+        with pytest.raises(openai.BadRequestError, match="kv_tokens=32") as caught:
+            client.completions.create(model=NAME, prompt=PROMPT, max_tokens=64)
+        assert caught.value.code == "context_length_exceeded"
+        assert client.completions.create(model=NAME, prompt=PROMPT, max_tokens=8).choices[0].text

@@ -134,7 +134,7 @@ def test_an_engine_that_fails_is_replaced(pair: Pair, monkeypatch: pytest.Monkey
 def test_an_engine_that_cannot_be_made(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(scheduler: Scheduler) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(pair, "engine", lambda: 1 / 0)
+            patch.setattr(pair, "engine", lambda *given: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 await results(scheduler.submit(requests(pair, PROMPTS[0])))
         assert await results(scheduler.submit(requests(pair, PROMPTS[0])))

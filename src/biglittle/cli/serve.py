@@ -88,6 +88,24 @@ class LimitOptions:
     rows: Annotated[
         int, typer.Option(min=1, help="Most texts that decode together.", **_LIMITS)
     ] = 16
+    kv_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of all texts in the K/V cache; others wait. Default: no limit.",
+            show_default=False,
+            **_LIMITS,
+        ),
+    ] = None
+    chunk: Annotated[
+        int, typer.Option(min=1, help="Tokens of prompts that are read a round.", **_LIMITS)
+    ] = 256
+    prefix_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Tokens kept for prompts that begin like an earlier one.", **_LIMITS
+        ),
+    ] = 4096
     max_prompt_tokens: Annotated[
         int | None,
         typer.Option(
@@ -110,6 +128,9 @@ class LimitOptions:
 
         return ServerLimits(
             rows=self.rows,
+            kv_tokens=self.kv_tokens,
+            chunk=self.chunk,
+            prefix_tokens=self.prefix_tokens,
             prompt_tokens=self.max_prompt_tokens,
             new_tokens=self.max_new_tokens,
             **more,

@@ -55,10 +55,12 @@ class Metrics:
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model
-        self._gauges = {
+        self.gauges = {
             "vllm:num_requests_running": "Rows that decode",
             "vllm:num_requests_waiting": "Rows that wait",
-            "biglittle:cached_tokens": "Tokens in the target's K/V cache",
+            "vllm:kv_cache_usage_perc": "K/V tokens reserved, of the limit; 0 … 1",
+            "biglittle:cached_tokens": "Tokens of rows in the target's K/V cache",
+            "biglittle:kept_tokens": "Tokens of ended rows whose state is kept",
         }
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts")
         self.generated = self._counter("vllm:generation_tokens", "Tokens written")
@@ -93,7 +95,10 @@ class Metrics:
         self.seconds = self._counter("biglittle:engine_seconds", "Where time goes", "part")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, ("model_name", *labels), registry=self.registry)
+        found = Counter(name, text, ("model_name", *labels), registry=self.registry)
+        if not labels:
+            found.labels(self._model)  # it is there from the start, at 0
+        return found
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(name, text, ("model_name",), registry=self.registry, buckets=buckets)
@@ -103,9 +108,11 @@ class Metrics:
         read = (
             lambda: scheduler.running,
             lambda: scheduler.waiting,
+            lambda: scheduler.cache_share,
             lambda: scheduler.cached_tokens,
+            lambda: scheduler.kept_tokens,
         )
-        for (name, text), function in zip(self._gauges.items(), read, strict=True):
+        for (name, text), function in zip(self.gauges.items(), read, strict=True):
             gauge = Gauge(name, text, ("model_name",), registry=self.registry)
             gauge.labels(self._model).set_function(function)
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..decoding import Capacity
 from ..drafters import PredictedDrafter
 from ..errors import ParameterError
 from ..results import Chunk
@@ -41,6 +42,13 @@ class ServerLimits:
 
     rows: int = 16
     """Rows that decode together."""
+    kv_tokens: int | None = None
+    """Tokens of all rows that the target's K/V cache may hold; requests wait while theirs do not
+    fit. None: as many as the models can."""
+    chunk: int = 256
+    """Tokens of prompts that are read between two rounds, so that a long one holds up nobody."""
+    prefix_tokens: int = 4096
+    """Tokens of ended rows whose state is kept for prompts that begin alike; 0 for none."""
     queue: int = 256
     """Rows that may wait for one."""
     seconds: float = 600.0
@@ -53,12 +61,22 @@ class ServerLimits:
     """Of one request."""
 
     def __post_init__(self) -> None:
-        for name in ("rows", "queue", "prompt_tokens", "new_tokens", "body_bytes"):
+        for name in ("queue", "prompt_tokens", "new_tokens", "body_bytes"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ParameterError(f"{name}={value} must be at least 1")
+        self.capacity()  # checks its own
         if not (0 < self.seconds < math.inf):
             raise ParameterError(f"seconds={self.seconds} must be a number above 0")
+
+    def capacity(self) -> Capacity:
+        """The engine's part of them."""
+        return Capacity(
+            rows=self.rows,
+            kv_tokens=self.kv_tokens,
+            chunk=self.chunk,
+            prefix_tokens=self.prefix_tokens,
+        )
 
 
 class Ticket:
@@ -217,9 +235,21 @@ class Scheduler:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens in the target's cache."""
+        """Tokens of rows in the target's cache."""
         engine = self._engine
         return 0 if engine is None else sum(engine.target.lengths)
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of ended rows whose state is kept."""
+        engine = self._engine
+        return 0 if engine is None else engine.kept_tokens
+
+    @property
+    def cache_share(self) -> float:
+        """How much of `ServerLimits.kv_tokens` is taken, 0 … 1; 0 without a limit."""
+        engine, limit = self._engine, self.limits.kv_tokens
+        return 0.0 if engine is None or limit is None else engine.reserved / limit
 
     @property
     def _busy(self) -> bool:
@@ -264,7 +294,7 @@ class Scheduler:
             self._starting += 1
 
     def _fresh_engine(self) -> Engine:
-        engine = self.pair.engine()
+        engine = self.pair.engine(self.limits.capacity())
         engine.drafter = PredictedDrafter(engine.drafter, self.pair.vocab)
         return engine
 
