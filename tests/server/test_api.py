@@ -399,3 +399,27 @@ def test_what_would_never_fit_in_the_cache(pair: Pair) -> None:
             client.completions.create(model=NAME, prompt=PROMPT, max_tokens=64)
         assert caught.value.code == "context_length_exceeded"
         assert client.completions.create(model=NAME, prompt=PROMPT, max_tokens=8).choices[0].text
+
+
+@pytest.mark.parametrize("depth", [100, 300, 600, 900, 990])
+def test_a_schema_that_is_nested_deeply(server: Running, depth: int) -> None:
+    schema = '{"properties":{"a":' * depth + "{}" + "}}" * depth
+    form = f'{{"type":"json_schema","json_schema":{{"name":"x","schema":{schema}}}}}'
+    body = (
+        f'{{"model":"{NAME}","messages":[{{"role":"user","content":"x"}}],"max_tokens":4,'
+        f'"response_format":{form}}}'
+    )
+    status, _, answer = post(server, "/v1/chat/completions", body.encode())
+    assert status in (200, 400), answer
+
+
+def test_what_nobody_foresaw(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = make_service(pair)
+    with Running(service) as running:
+        monkeypatch.setattr(service, "complete", lambda body: 1 / 0)
+        body = json.dumps({"model": NAME, "prompt": "secret"}).encode()
+        status, headers, answer = post(running, "/v1/completions", body)
+        assert status == 500
+        assert headers["x-request-id"]
+        assert json.loads(answer)["error"]["code"] == "internal_error"
+        assert b"ZeroDivision" not in answer

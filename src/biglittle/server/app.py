@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import logging
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
@@ -18,14 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import BiglittleError
-from .errors import ApiError, as_api, first_problem
+from .errors import ApiError, error_response, first_problem, reported
 from .logs import RequestLog, describe
 from .schemas import ChatRequest, CompletionRequest, ErrorBody, ModelCard, ModelList
 from .service import Job, Service
 
 __all__ = ["create_app"]
-
-log = logging.getLogger("biglittle.server")
 
 T = TypeVar("T")
 BODY_SECONDS = 30.0  # for a client to send its request
@@ -182,7 +179,7 @@ async def _events(job: Job) -> AsyncIterator[str]:
             yield f"data: {json.dumps(event)}\n\n"
         yield "data: [DONE]\n\n"
     except Exception as error:  # the status has been sent: the stream has to tell
-        yield f"data: {json.dumps(_reported(error).body)}\n\n"
+        yield f"data: {json.dumps(reported(error).body)}\n\n"
 
 
 # Errors.
@@ -190,20 +187,6 @@ async def _events(job: Job) -> AsyncIterator[str]:
 
 def _refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: REFUSALS[status] for status in statuses}
-
-
-def _reported(error: Exception) -> ApiError:
-    found = as_api(error)
-    if found.code == "internal_error":
-        log.error("a request failed", exc_info=error)
-    return found
-
-
-def error_response(error: Exception) -> Response:
-    """An error as OpenAI writes it. ASCII: what was sent may hold what is no text."""
-    found = _reported(error)
-    body = json.dumps(found.body).encode("ascii")
-    return Response(body, found.status, found.headers, media_type="application/json")
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -221,7 +204,6 @@ def _add_errors(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, refused)
     app.add_exception_handler(BiglittleError, failed)
-    app.add_exception_handler(Exception, failed)
 
 
 def _described(app: FastAPI) -> dict[str, Any]:

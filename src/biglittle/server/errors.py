@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.responses import Response
+
 from ..errors import BiglittleError, ContextError, ParameterError, PolicyError, RowError
 
-__all__ = [
-    "ApiError",
-    "EngineError",
-    "QueueFullError",
-    "ShuttingDownError",
-    "TimeUpError",
-    "as_api",
-]
+__all__ = ["ApiError", "EngineError", "QueueFullError", "ShuttingDownError", "TimeUpError"]
+__all__ += ["as_api", "error_response", "first_problem", "reported"]
+
+log = logging.getLogger("biglittle.server")
 
 KINDS = {
     401: "authentication_error",
@@ -121,3 +121,18 @@ def as_api(error: Exception) -> ApiError:
             return ApiError(500, str(error), code="engine_error")
         case _:
             return ApiError(500, "the server failed on this request", code="internal_error")
+
+
+def reported(error: Exception) -> ApiError:
+    """What the client is told; what nobody foresaw goes to the log, whole."""
+    found = as_api(error)
+    if found.code == "internal_error":
+        log.error("a request failed", exc_info=error)
+    return found
+
+
+def error_response(error: Exception) -> Response:
+    """An error as OpenAI writes it. ASCII: what was sent may hold what is no text."""
+    found = reported(error)
+    body = json.dumps(found.body).encode("ascii")
+    return Response(body, found.status, found.headers, media_type="application/json")

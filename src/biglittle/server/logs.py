@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .answers import Answer
+from .errors import error_response
 from .metrics import Metrics
 from .schemas import Shared
 
@@ -24,7 +25,7 @@ __all__ = ["JsonLines", "RequestLog", "describe", "log_to_stderr"]
 log = logging.getLogger("biglittle.server")
 
 STATE = "biglittle.log"  # the key in an ASGI scope
-TURNED_DOWN = 499
+NO_ANSWER = 499
 """nginx's status for a client that went away."""
 
 
@@ -78,7 +79,7 @@ class RequestLog:
         name = f"req-{uuid.uuid4().hex}"
         started = time.perf_counter()
         scope[STATE] = {}
-        status = TURNED_DOWN
+        status = NO_ANSWER
 
         async def named(message: Message) -> None:
             nonlocal status
@@ -89,6 +90,10 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, named)
+        except Exception as error:  # nobody foresaw it
+            if status != NO_ANSWER:  # the answer has begun
+                raise
+            await error_response(error)(scope, receive, named)
         finally:
             self._write(scope, name, status, time.perf_counter() - started)
 

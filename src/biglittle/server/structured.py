@@ -58,8 +58,11 @@ class Grammars:
 
         if not ends:
             raise ParameterError("response_format needs a model with an end-of-sequence token")
-        text = json.dumps(ANY_OBJECT if schema is None else schema)
-        grammar = LLMatcher.grammar_from_json_schema(text, overrides=COMPACT)
+        try:
+            text = json.dumps(ANY_OBJECT if schema is None else schema)
+            grammar = LLMatcher.grammar_from_json_schema(text, overrides=COMPACT)
+        except (RecursionError, ValueError) as cause:
+            raise ParameterError(f"response_format: the schema cannot be read: {cause}") from cause
         matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())[:300]
