@@ -259,7 +259,7 @@ def test_lossy_policies_need_the_servers_leave(pair: Pair) -> None:
         ({"policy": "disco:path=/etc/passwd+bild"}, "only be the server's own"),
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "context of 512"),
+        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "but tiny has a context of 512"),
         ({"chat_template": "{{ 7*7 }}"}, "chat_template: unknown"),
         ({"\ud800": 1}, "unicode"),
     ],

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ContextError, PolicyError
+from ..errors import ContextError, ParameterError, PolicyError
 from ..pair import FREE
 from ..params import GenerationParams
 from ..policy import Policy, parse_policy, reads_files
@@ -201,7 +201,11 @@ class Service:
             logprobs=logprobs,
         )
         policy = self._policy(body.policy)
-        found = self.pair.requests(prompt, policy=policy, params=params)
+        try:
+            found = self.pair.requests(prompt, policy=policy, params=params)
+        except ParameterError as error:  # a folder's name is none of the client's business
+            text = str(error).replace(self.pair.name, self.settings.name)
+            raise type(error)(text) from error
         for request in found:
             self._check_length(request)
         found = [self._with_extras(request, body) for request in found]
