@@ -18,6 +18,7 @@ from biglittle.drafters import (
     Drafter,
     EarlyExitDrafter,
     ModelDrafter,
+    PredictedDrafter,
     PromptLookupDrafter,
 )
 from biglittle.engines.base import Prompt
@@ -33,6 +34,9 @@ MAKERS: dict[type[Any], Make] = {
     ModelDrafter: lambda target: ModelDrafter(make_runner(LITTLE), VOCAB),
     EarlyExitDrafter: lambda target: EarlyExitDrafter(target, 1, VOCAB),
     PromptLookupDrafter: lambda target: PromptLookupDrafter(vocab=VOCAB),
+    PredictedDrafter: lambda target: PredictedDrafter(
+        ModelDrafter(make_runner(LITTLE), VOCAB), VOCAB
+    ),
 }
 
 
