@@ -156,7 +156,7 @@ def reads_files(policy: str) -> bool:
     name, _ = split_rule(policy.partition("+")[0], policy)
     if name in ("none", "bild"):
         return False
-    kind = _lookahead_type(name)
+    kind: type[Any] = _lookahead_type(name)
     hints = get_type_hints(kind)
     return any(hints[field.name] is str for field in dataclasses.fields(kind))
 
