@@ -104,7 +104,9 @@ def test_json_is_all_that_standard_output_holds(run: Run, models: Any, expected:
     assert first["text"] == expected(GREETING)
     assert len(first["token_ids"]) == len(first["origins"]) == len(first["logprobs"]) == 12
     assert len(first["logprobs"][0]["top"]) == 2
-    assert first["rounds"][0].keys() == {"drafted", "accepted", "confidence", "fallback"}
+    assert first["rounds"][0].keys() == {
+        "drafted", "accepted", "confidence", "fallback", "rows"
+    }  # fmt: skip
     assert first["policy"] == "cost-aware"
     assert first["lossless"] is True
     assert first["stats"]["new_tokens"] == 12

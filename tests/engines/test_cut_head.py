@@ -42,7 +42,7 @@ def test_the_text_is_the_targets(folder: str, options: dict[str, Any], policy: s
     pair = biglittle.load(folder, folder, draft_vocab=KEPT, **options)
     prompts = ["The little", "A drafter", "def add"]
     plain = pair.generate(prompts, policy="none", max_new_tokens=24)
-    found = pair.generate(prompts, policy=policy, max_new_tokens=24)
+    found = [pair.generate(prompt, policy=policy, max_new_tokens=24) for prompt in prompts]
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
     drafted = [
         token

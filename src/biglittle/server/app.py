@@ -26,7 +26,8 @@ __all__ = ["create_app"]
 
 T = TypeVar("T")
 BODY_SECONDS = 30.0  # for a client to send its request
-REFUSALS: dict[int | str, dict[str, Any]] = {
+Responses = dict[int | str, dict[str, Any]]
+REFUSALS: Responses = {
     status: {"model": ErrorBody, "description": text}
     for status, text in {
         400: "A request that cannot be answered",
@@ -39,6 +40,13 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         503: "The server stops",
         504: "Time is up",
     }.items()
+}
+ANSWERS: Responses = {
+    **REFUSALS,
+    200: {
+        "description": "The answer; with `stream`, its events",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    },
 }
 
 
@@ -93,13 +101,13 @@ def _add_openai(app: FastAPI, service: Service) -> None:
         service.check_model(model)
         return card
 
-    @app.post("/v1/chat/completions", responses=REFUSALS)
+    @app.post("/v1/chat/completions", responses=ANSWERS)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         describe(request.scope, body)
         return await _answer(request, await service.chat(body), stream=bool(body.stream))
 
-    @app.post("/v1/completions", responses=REFUSALS)
+    @app.post("/v1/completions", responses=ANSWERS)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on from a text."""
         describe(request.scope, body)

@@ -80,7 +80,8 @@ def decoder_config(model: PreTrainedModel) -> Any:
 
 def _own_config(model: PreTrainedModel) -> Any:
     """The decoder's: a T5-like one has another number of layers in it than the encoder may have."""
-    return model.get_decoder().config if is_seq2seq(model) else model.config
+    decoder = model.get_decoder() if is_seq2seq(model) else model
+    return getattr(decoder, "config", model.config)  # old models' decoders have none
 
 
 def vocab_size(model: PreTrainedModel) -> int:
