@@ -170,6 +170,17 @@ def test_without_a_seed_torchs_own_decides() -> None:
     assert sample(1) != sample(2)
 
 
+@pytest.mark.parametrize("temperature", [1e-5, 1e-40, 5e-324])
+def test_the_coldest_sampling_is_greedy(temperature: float) -> None:
+    pair = text_pair()
+    greedy = pair.generate("The little", max_new_tokens=8)
+    for policy in ("none", "static:tokens=3"):
+        found = pair.generate(
+            "The little", temperature=temperature, policy=policy, seed=1, max_new_tokens=8
+        )
+        assert found.token_ids == greedy.token_ids
+
+
 def test_samples_of_several_prompts() -> None:
     pair = make_pair("unrelated")
     results = pair.generate([prompt(9), prompt(4)], n=3, temperature=1.0, seed=10, max_new_tokens=6)

@@ -36,6 +36,7 @@ CHECKS = [
 
 
 WRONG = [("/v1/chat/completions", "POST"), ("/v1/completions", "POST")]
+PLAIN = ("messages", "prompt", "max_tokens", "n", "seed", "stop", "stream", "temperature")
 RIGHT = [
     *WRONG,
     ("/v1/models", "GET"),
@@ -60,11 +61,11 @@ def test_no_request_is_a_server_error(
     @given(
         case=described[path][method].as_strategy(generation_mode=mode), known=strategies.booleans()
     )
-    @settings(max_examples=100, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
     def check(case: Any, known: bool) -> None:
         if known and isinstance(case.body, dict):  # or few would get to the models
+            case.body = {name: case.body[name] for name in PLAIN if name in case.body}
             case.body["model"] = NAME
-            case.body.pop("policy", None)
         answer = case.call(timeout=60)
         seen.add(answer.status_code)
         assert answer.status_code < 500, (answer.status_code, answer.text)

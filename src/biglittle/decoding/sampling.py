@@ -30,6 +30,10 @@ __all__ = ["Pipeline", "Settings", "apply_pointwise", "process_block", "resolve"
 
 Processor = Callable[[Any, Any], Any]
 
+COLDEST = 1e-5
+"""Temperatures below are taken as this one: logits over less may be no numbers any more, and what
+is drawn is the likeliest token anyway."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pipeline:
@@ -225,7 +229,7 @@ def _sampling(params: GenerationParams, defaults: Any) -> list[Processor] | None
     top_k, top_p, min_p = pick("top_k"), pick("top_p"), pick("min_p")
     warpers: list[Processor] = []
     if temperature != 1.0:
-        warpers.append(tf.TemperatureLogitsWarper(float(temperature)))
+        warpers.append(tf.TemperatureLogitsWarper(max(float(temperature), COLDEST)))
     if top_k:
         warpers.append(tf.TopKLogitsWarper(int(top_k)))
     if top_p is not None and top_p < 1.0:
