@@ -17,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ..errors import BiglittleError, ParameterError
+from ..files import write_whole
 
 __all__ = ["Records", "read_records", "writing", "written_whole"]
 
@@ -79,12 +80,10 @@ def read_records(
 
 
 def written_whole(path: Path, text: str) -> None:
-    """Write a file so that there is the old one or the new one, never a part of either."""
-    fresh = path.with_name(f".{path.name}.new")
+    """`write_whole`, in a folder that is made; what fails is told in a line."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(text, encoding="utf8")
-        fresh.replace(path)
+        write_whole(path, text)
 
 
 @contextmanager

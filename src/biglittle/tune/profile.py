@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ..bench.summary import Interval
 from ..costs import Costs
 from ..errors import ParameterError, PolicyError
+from ..files import write_whole
 from ..policy import parse_policy
 from ..traces.base import check_models
 from .confirm import Timed
 from .lab import Setting
 from .quality import Change
-from .runs import write_whole
 
 if TYPE_CHECKING:
     from ..pair import Pair

@@ -20,7 +20,7 @@ from ..bench.records import Header
 from ..errors import ParameterError
 from ..results import Result
 
-__all__ = ["Output", "Runs", "check_beforehand", "mend", "only_one", "write_whole"]
+__all__ = ["Output", "Runs", "check_beforehand", "mend", "only_one"]
 
 NAME = {"format": "biglittle tune", "version": 1}
 
@@ -102,13 +102,6 @@ def mend(path: Path) -> bool:
     if whole < len(data):
         os.truncate(path, whole)
     return whole > 0
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is never there by halves."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf8")
-    part.replace(path)
 
 
 @contextmanager

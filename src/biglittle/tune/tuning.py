@@ -21,6 +21,7 @@ from ..costs import Costs
 from ..diagnosis.profile import Profile as PassCosts
 from ..diagnosis.profile import measure_profile
 from ..errors import ParameterError
+from ..files import write_whole
 from ..params import make_params
 from ..traces.base import describe
 from .budget import Budget, BudgetLike, check_budgets, parse_budget
@@ -30,7 +31,7 @@ from .lossless import Lossless, tune_lossless
 from .plots import draw
 from .profile import Profile, Rejected
 from .quality import Judge
-from .runs import Runs, only_one, write_whole
+from .runs import Runs, only_one
 from .search import Search
 from .words import changes, notes, verdict
 
