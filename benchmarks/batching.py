@@ -15,10 +15,8 @@ batch is saved when it is done, and a second call goes on where the first one st
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 import biglittle
-from benchmarks.results import append, configuration, quartiles, read
+from benchmarks.results import append, configuration, quartiles, read, take_turns
 from biglittle.cli.loading import quiet_libraries
 from biglittle.decoding import Capacity, Engine, Row
 from biglittle.diagnosis import builtin_prompts
@@ -46,22 +44,12 @@ def run(
 ) -> dict[str, dict[str, Any]]:
     """Seconds and passes of every policy on the same requests; their steps take turns."""
     started = {p: start(pair, p, rows, prompts, new_tokens) for p in (PLAIN, *policies)}
-    seconds = dict.fromkeys(started, 0.0)
-    steps = dict.fromkeys(started, 0)
-    turns = itertools.cycle(list(itertools.permutations(started)))
-    while any(engine.busy for engine, _ in started.values()):
-        for policy in next(turns):
-            engine, _ = started[policy]
-            if engine.busy:
-                before = time.perf_counter()
-                engine.step()
-                seconds[policy] += time.perf_counter() - before
-                steps[policy] += 1
+    seconds = take_turns({policy: engine for policy, (engine, _) in started.items()})
     plain = [row.new_tokens for row in started[PLAIN][1]]
     return {
         policy: {
-            "seconds": seconds[policy],
-            "steps": steps[policy],
+            "seconds": sum(seconds[policy]),
+            "steps": len(seconds[policy]),
             "tokens": sum(row.stats.new_tokens for row in found),
             "drafted": sum(row.stats.drafted for row in found),
             "accepted": sum(row.stats.accepted for row in found),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import statistics
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 import transformers
 
 import biglittle
+from biglittle.decoding import Engine
 
 Rows = dict[int, dict[str, Any]]
 """Results of one system, by prompt."""
@@ -87,3 +90,17 @@ def quartiles(values: list[float], form: str) -> str:
         return ""
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return f"{form.format(low)}–{form.format(high)}"
+
+
+def take_turns(engines: Mapping[str, Engine]) -> dict[str, list[float]]:
+    """Run engines to their end, a step of each in turn in every order, so that a slow moment of the
+    machine meets all alike; the seconds of every step."""
+    seconds: dict[str, list[float]] = {name: [] for name in engines}
+    turns = itertools.cycle(list(itertools.permutations(engines)))
+    while any(engine.busy for engine in engines.values()):
+        for name in next(turns):
+            if engines[name].busy:
+                before = time.perf_counter()
+                engines[name].step()
+                seconds[name].append(time.perf_counter() - before)
+    return seconds

@@ -14,10 +14,8 @@ second call goes on where the first one stopped.
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,7 +26,7 @@ from rich.progress import track
 from rich.table import Table
 
 import biglittle
-from benchmarks.results import append, configuration, quartiles, read
+from benchmarks.results import append, configuration, quartiles, read, take_turns
 from biglittle.cli.loading import quiet_libraries
 from biglittle.decoding import Engine, Row
 from biglittle.diagnosis import builtin_prompts
@@ -63,18 +61,10 @@ def shuffle(model: torch.nn.Module, seed: int = 0) -> None:
 def run(pair: biglittle.Pair, prompt: Any, new_tokens: int) -> dict[str, dict[str, Any]]:
     """Seconds and passes of every policy on one prompt; their rounds take turns."""
     started = {policy: start(pair, policy, prompt, new_tokens) for policy in (PLAIN, *POLICIES)}
-    seconds = dict.fromkeys(started, 0.0)
-    turns = itertools.cycle(list(itertools.permutations(started)))
-    while any(engine.busy for engine, _ in started.values()):
-        for policy in next(turns):
-            engine, _ = started[policy]
-            if engine.busy:
-                before = time.perf_counter()
-                engine.step()
-                seconds[policy] += time.perf_counter() - before
+    seconds = take_turns({policy: engine for policy, (engine, _) in started.items()})
     return {
         policy: {
-            "seconds": seconds[policy],
+            "seconds": sum(seconds[policy]),
             "target_passes": row.stats.target_passes,
             "draft_passes": row.stats.draft_passes,
             "accepted": row.stats.accepted,
