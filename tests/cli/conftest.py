@@ -48,9 +48,7 @@ def make_tokenizer(extra: str = "", template: str | None = CHAT_TEMPLATE) -> Any
     return fast
 
 
-def save_model(
-    folder: Path, tokenizer: Any, *, seed: int, layers: int = 2, context: int = 256
-) -> str:
+def make_model(tokenizer: Any, *, seed: int, layers: int = 2, context: int = 256) -> Any:
     """A random Llama whose logits are spread enough to be unambiguous."""
     torch.manual_seed(seed)
     config = tf.LlamaConfig(
@@ -65,12 +63,19 @@ def save_model(
         eos_token_id=0,
         pad_token_id=0,
     )
-    model = tf.LlamaForCausalLM(config)
+    model = tf.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.3)
-    model.save_pretrained(folder)
+    return model
+
+
+def save_model(
+    folder: Path, tokenizer: Any, *, seed: int, layers: int = 2, context: int = 256
+) -> str:
+    """Write a random model and its tokenizer to a folder; the folder."""
+    make_model(tokenizer, seed=seed, layers=layers, context=context).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

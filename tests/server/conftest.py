@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
-import transformers as tf
 import uvicorn
 from openai import OpenAI
-from tests.cli.conftest import make_tokenizer
+from tests.cli.conftest import make_model, make_tokenizer
 
 from biglittle import Pair
 from biglittle.server import ServerLimits, ServerSettings, Service, create_app
@@ -22,41 +20,18 @@ from biglittle.server import ServerLimits, ServerSettings, Service, create_app
 NAME = "tiny"
 
 
-def make_model(tokenizer: Any, *, seed: int, layers: int = 2, context: int = 512) -> Any:
-    """A random Llama whose logits are spread enough to be unambiguous."""
-    torch.manual_seed(seed)
-    config = tf.LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    model = tf.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.3)
-    return model
-
-
 @pytest.fixture(scope="session")
 def pair() -> Pair:
     """A random target with a draft that agrees now and then."""
     tokenizer = make_tokenizer()
-    target = make_model(tokenizer, seed=0)
+    target = make_model(tokenizer, seed=0, context=512)
     return Pair(target, "early-exit:layers=1", tokenizer, policy="static:tokens=3")
 
 
 @pytest.fixture(scope="session")
 def two(pair: Pair) -> Pair:
     """The same target with a draft model of its own."""
-    draft = make_model(pair.tokenizer, seed=1, layers=1)
+    draft = make_model(pair.tokenizer, seed=1, layers=1, context=512)
     return Pair(pair.target, draft, pair.tokenizer, policy="static:tokens=3")
 
 
