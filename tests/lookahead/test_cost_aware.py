@@ -80,17 +80,25 @@ def test_unsure_drafts_that_are_given_up_teach_as_well() -> None:
 def test_windows_start_short_and_grow_with_success() -> None:
     rule = CostAware()
     state, budgets = rule.initial(), []
-    for _ in range(4):
+    for _ in range(5):
         budgets.append(rule.budget(state))
         state = rule.observe(state, round_of(budgets[-1], budgets[-1], 0.99))
-    assert budgets == [REACH, 2 * REACH, rule.tokens, rule.tokens]
-    short = rule.observe(rule.initial(), round_of(2, 2, 0.99))
+    assert budgets == [REACH, 2 * REACH, 4 * REACH, rule.tokens, rule.tokens]
+    short = rule.observe(rule.initial(), round_of(1, 1, 0.99))
     assert rule.budget(short) == REACH  # it was the rule that stopped there
+
+
+def lost(rule: CostAware) -> Any:
+    """The state of a row in which speculation has just lost."""
+    state = rule.initial()
+    while rule.budget(state):
+        state = rule.observe(state, round_of(rule.budget(state), 0, 0.99))
+    return state
 
 
 def test_pauses_where_speculation_loses_and_looks_again() -> None:
     rule = CostAware()
-    state = rule.observe(rule.initial(), round_of(REACH, 0, 0.99))
+    state = lost(rule)
     pauses = []
     for _ in range(5):
         pause = 0
@@ -106,7 +114,7 @@ def test_pauses_where_speculation_loses_and_looks_again() -> None:
 
 def test_comes_back_when_the_draft_does() -> None:
     rule = CostAware()
-    state = rule.observe(rule.initial(), round_of(REACH, 0, 0.99))
+    state = lost(rule)
     windows: list[int] = []
     while len(windows) < 150 and (not windows or windows[-1] < rule.tokens):
         windows.append(rule.budget(state))
@@ -121,12 +129,13 @@ def test_comes_back_when_the_draft_does() -> None:
         CostAware(),
         CostAware(draft=0.15, verify=(1.1, 1.3, 1.9, 3.4)),
         CostAware(draft=0.37, verify=(1.15, 1.46, 2.63, 5.0)),
-        CostAware(draft=0.25, verify=(1.0, 1.01, 1.03, 1.08)),
+        CostAware(draft=0.25, verify=(1.0, 1.01, 1.03, 1.08), read=0.002),
+        CostAware(draft=0.36, verify=(1.17, 1.24, 1.8, 2.7), read=0.025),
     ],
 )
 def test_a_useless_draft_costs_little(rule: CostAware, confidence: float) -> None:
-    """By its own costs, at most 3 % of 256 tokens."""
-    state, spent = rule.initial(), 0.0
+    """By its own costs, the draft's reading among them, at most 3 % of 256 tokens."""
+    state, spent, unread = rule.initial(64), 0.0, 64
     for _ in range(256):
         drafted = 0
         fallback = False
@@ -139,6 +148,10 @@ def test_a_useless_draft_costs_little(rule: CostAware, confidence: float) -> Non
                 break
         seen = Round(drafted, 0, (confidence,) * (drafted + fallback), fallback)
         spent += rule.draft * seen.predicted + _pass(rule.verify, 1 + drafted)
+        if seen.predicted:
+            spent += rule.read * unread
+            unread = 0
+        unread += 1
         state = rule.observe(state, seen)
     assert 256 <= spent <= 1.03 * 256
 

@@ -31,20 +31,23 @@ RATES = (0.08, 0.2, 0.42, 0.68, 0.86, 0.92, 0.97, 0.99, 0.998)
 """Acceptance of every class."""
 SHARES = (0.01, 0.12, 0.12, 0.12, 0.08, 0.07, 0.06, 0.1, 0.32)
 """How often each class occurs."""
-TRUST = (18.0, 10.0)
+TRUST = (36.0, 15.0)
 """What the two beliefs count for, in tokens."""
 PRICE = (2.7, 3.0)
 """Steps of the target that a row starts with having spent, and tokens it got for them."""
-MEMORY = 0.97
+MEMORY = 0.98
 """What a round counts for after the next one."""
-REACH = 5
+REACH = 2
 """The first window's limit; it doubles with every window of that length that is accepted whole."""
-LOSS = 1.2
-"""Steps a token at which speculation has lost, whatever is expected of it."""
-SAVING = 0.4
-"""Steps that a token is expected to save: the draft's reading of the prompt has to be earned."""
-PAUSE = (16, 128)
-"""Plain tokens after speculation has lost: the first time, and at most."""
+LOSS = 0.8
+"""Steps spent beyond the tokens got for them at which speculation has lost, whatever is expected
+of it."""
+WAIT = 0.6
+"""Plain tokens at the start for every step that the draft's reading of the prompt will cost: a long
+prompt's short answer is over before."""
+PAUSE = (96, 768)
+"""Plain tokens after speculation has lost: the first time, and at most. Each look costs the draft's
+reading of what was written meanwhile, so there are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,6 @@ class State:
     """The most tokens to draft, until windows of that length were accepted whole."""
     plain: int = 0
     """Rounds still to go without a draft."""
-    owed: float = 0.0
-    """Steps that the draft's reading of them will cost."""
     pause: int = PAUSE[0]
     """Rounds without a draft the next time that speculation loses."""
 
@@ -126,11 +127,10 @@ class CostAware(Lookahead):
             )
 
     def initial(self, unread: int = 0) -> State:
-        """A row that believes what is usual, and lets the draft read the prompt only when the
-        answer has become long enough for that to pay if it goes on as long again."""
+        """A row that believes what is usual, and waits with a long prompt: see `WAIT`."""
         judged, often = (tuple(trust * share for share in SHARES) for trust in TRUST)
         accepted = tuple(count * rate for count, rate in zip(judged, RATES, strict=True))
-        return State(often, judged, accepted, plain=math.floor(self.read * unread / SAVING))
+        return State(often, judged, accepted, plain=math.floor(WAIT * self.read * unread))
 
     def budget(self, state: Any, rows: int = 1, drafting: int | None = None) -> int:
         """Little at first; nothing while speculation pauses, nor where so many rows leave no gain
@@ -182,31 +182,34 @@ class CostAware(Lookahead):
 
     def observe(self, state: Any, seen: Round) -> State:
         """Count what was accepted, and see whether speculation pays."""
+        own: State = state
         if not seen.predicted:
-            own: State = state
             return replace(own, plain=max(0, own.plain - 1))
-        often, judged, accepted = list(state.seen), list(state.judged), list(state.accepted)
+        often, judged, accepted = list(own.seen), list(own.judged), list(own.accepted)
         for at, sure in enumerate(seen.confidence[: seen.accepted + 1]):
             kind = bisect_right(EDGES, sure)
             often[kind] += 1
             judged[kind] += at < seen.drafted  # not a token that was given up
             accepted[kind] += at < seen.accepted
-        found = State(
-            tuple(often),
-            tuple(judged),
-            tuple(accepted),
-            MEMORY * state.cost + state.owed + self._cost(seen),
-            MEMORY * state.written + seen.accepted + 1,
-            state.reach * 2 if seen.accepted == seen.drafted >= state.reach else state.reach,
+        found = replace(
+            own,
+            seen=tuple(often),
+            judged=tuple(judged),
+            accepted=tuple(accepted),
+            cost=MEMORY * own.cost + self._cost(seen),
+            written=MEMORY * own.written + seen.accepted + 1,
         )
-        if found.cost <= LOSS * found.written and self._gains(found):
-            return found
+        if seen.accepted == seen.drafted >= own.reach:
+            found = replace(found, reach=own.reach * 2)
+        lost = found.cost - found.written
+        if lost <= LOSS and self._gains(found):
+            return replace(found, pause=PAUSE[0]) if lost < -LOSS else found
         return replace(
             found,
+            cost=min(found.cost, found.written + LOSS),
             reach=1,
-            plain=state.pause,
-            owed=self.read * state.pause,
-            pause=min(2 * state.pause, PAUSE[1]),
+            plain=own.pause,
+            pause=min(2 * own.pause, PAUSE[1]),
         )
 
 
