@@ -1,10 +1,14 @@
-"""Writing files that a kill at any moment leaves whole."""
+"""Files that a kill at any moment leaves whole."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-__all__ = ["write_whole"]
+__all__ = ["GrowingFile", "write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -12,3 +16,40 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.new")
     part.write_text(text, encoding="utf8")
     part.replace(path)
+
+
+class GrowingFile:
+    """JSON objects, a line each; one that is there is gone on with.
+
+    A line is complete when it ends with a newline. What a killed run left unfinished is the last
+    line: it is not read, and cut off before the next one is written. What the system refuses is an
+    `OSError`, for the caller to put into words.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._mended = False
+
+    def lines(self) -> list[bytes]:
+        """The complete lines, without their newlines."""
+        return self.path.read_bytes().split(b"\n")[:-1]
+
+    def mend(self) -> None:
+        """Cut off a line that was not written to its end."""
+        if self.path.is_file():
+            os.truncate(self.path, sum(len(line) + 1 for line in self.lines()))
+
+    def append(self, *items: Mapping[str, Any]) -> None:
+        """Add objects; they are on the disk when this returns."""
+        if not self._mended:
+            self.mend()
+            self._mended = True
+        with self.path.open("ab") as file:
+            file.write(b"".join(map(_line, items)))
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _line(item: Mapping[str, Any]) -> bytes:
+    text = json.dumps(item, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf8", "surrogatepass") + b"\n"  # as `json.loads` decodes

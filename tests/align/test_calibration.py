@@ -147,7 +147,7 @@ def test_a_full_disk_loses_nothing(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = calibrate(pair, [ONE_TURN], tmp_path / "whole.jsonl")
-    path, opened, left = tmp_path / "part.jsonl", Path.open, [3]
+    path, opened, left = tmp_path / "part.jsonl", Path.open, [4]
 
     def full(self: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
         left[0] -= mode == "ab"

@@ -11,6 +11,7 @@ import pytest
 from tests.server.conftest import NAME, make_service
 
 from biglittle import Pair, ParameterError
+from biglittle.files import GrowingFile
 from biglittle.server.batch import Answers, read_batch, run_batch
 
 PROMPTS = ["The little", "the big model", "A drafter", "a lookahead", "def add(", "token"]
@@ -127,7 +128,7 @@ def test_a_full_disk_is_one_line(requests: Path) -> None:
     lines = read_batch(requests)
     full = Path("/dev/full")
     answers = Answers.__new__(Answers)
-    answers.path, answers.done = full, set()
+    answers.path, answers.done, answers._file = full, set(), GrowingFile(full)
     with pytest.raises(ParameterError, match="No space left .*; make room there"):
         answers.add(lines[0], 200, {})
     assert not answers.done

@@ -15,6 +15,7 @@ from tests.tune.common import COSTS, NEW, few_settings, folders, pair, task, tim
 import biglittle
 from biglittle import ParameterError
 from biglittle.bench.tasks import Example
+from biglittle.files import GrowingFile
 from biglittle.tune import Profile, lossless, search, space, tune, tuning
 from biglittle.tune.runs import Runs, only_one
 
@@ -262,11 +263,12 @@ def test_a_folder_in_use(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    class Full(GrowingFile):
+        def append(self, *_: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Runs, "_append", full)
+        patched.setattr("biglittle.tune.runs.GrowingFile", Full)
         with pytest.raises(ParameterError, match="the disk is full; make room"):
             tuned(tmp_path)
     assert tuned(tmp_path).lossless

@@ -1,14 +1,11 @@
 """Files that survive a kill at any moment and a full disk.
 
-A file of records grows line by line: a header, then JSON objects, each known by a key. A line is
-complete when it ends with a newline. What a killed run left unfinished is the last line, which is
-cut off when the file is gone on with.
+A file of records grows line by line: a header, then JSON objects, each known by a key.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ..errors import BiglittleError, ParameterError
-from ..files import write_whole
+from ..files import GrowingFile, write_whole
 
 __all__ = ["Records", "read_records", "writing", "written_whole"]
 
@@ -38,20 +35,20 @@ class Records:
     def __init__(self, path: Path, kind: str, version: int, about: Mapping[str, Any]) -> None:
         self.path = path
         self.done: dict[str, dict[str, Any]] = {}
+        self._file = GrowingFile(path)
         header = {"format": f"biglittle-{kind}", "version": version, **about}
-        if path.exists() and path.read_bytes().count(b"\n"):
+        if path.exists() and self._file.lines():
             found, self.done = read_records(path, kind, version)
             _check_same(path, found, header)
-            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
             return
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(_line(header))
+            self._file.append(header)
 
     def add(self, key: str, record: dict[str, Any]) -> None:
         """Append a record."""
-        with writing(self.path), self.path.open("ab") as file:
-            file.write(_line({"key": key, **record}))
+        with writing(self.path):
+            self._file.append({"key": key, **record})
         self.done[key] = record
 
 
@@ -64,7 +61,7 @@ def read_records(
         ParameterError: The file is missing, of another kind or version, or damaged.
     """
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = GrowingFile(path).lines()
     except OSError as cause:
         raise ParameterError(f"{path} cannot be read ({cause.strerror})") from cause
     header = _parsed(path, 1, lines[0]) if lines else {}
@@ -101,10 +98,6 @@ def writing(path: Path) -> Iterator[None]:
             f"{path} cannot be written ({reason}); make room there, and give the same command "
             "again: what was done is kept"
         ) from cause
-
-
-def _line(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ParameterError
+from ..files import GrowingFile
 from ..results import Stats
 from .systems import Answer
 
 __all__ = ["Difference", "Header", "Log", "Record", "Recorded", "read_log"]
 
 KIND, VERSION = "biglittle bench", 1
+NAME = {"format": KIND, "version": VERSION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +125,12 @@ class Log:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path, self.header = path, header
+        self._file = GrowingFile(path)
         self.records: dict[tuple[str, str, str], Record] = {}
         self.differences: dict[tuple[str, str, str], Difference] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._begun = path.exists() and _mend(path)
+            self._begun = path.exists() and bool(self._file.lines())
         except OSError as cause:
             raise ParameterError(f"cannot write {path}: {cause.strerror}") from cause
         if self._begun:
@@ -152,30 +155,11 @@ class Log:
         self._write("difference", difference)
 
     def _write(self, kind: str, item: Record | Difference) -> None:
-        lines = _line(kind, asdict(item))
-        if (
-            not self._begun
-        ):  # a file begins with its first result: a run that is refused leaves none
-            lines = _line("header", asdict(self.header) | NAME) + lines
+        items = [{"kind": kind, **asdict(item)}]
+        if not self._begun:  # a run that is refused leaves no file
+            items.insert(0, {"kind": "header", **asdict(self.header), **NAME})
             self._begun = True
-        with self.path.open("a", encoding="utf8") as file:
-            file.write(lines)
-
-
-NAME = {"format": KIND, "version": VERSION}
-
-
-def _line(kind: str, item: dict[str, Any]) -> str:
-    return json.dumps({"kind": kind, **item}, ensure_ascii=False) + "\n"
-
-
-def _mend(path: Path) -> bool:
-    """Cut off a last line that was not written to its end; whether anything is left."""
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if whole != data:
-        path.write_bytes(whole)
-    return bool(whole)
+        self._file.append(*items)
 
 
 def read_log(path: Path) -> Recorded:
@@ -202,10 +186,10 @@ def read_log(path: Path) -> Recorded:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf8")
+        lines = GrowingFile(path).lines()
     except OSError as cause:
         raise ParameterError(f"cannot read {path}: {cause.strerror}") from cause
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line:
             continue
         try:

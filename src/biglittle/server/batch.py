@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ParameterError
+from ..files import GrowingFile
 from .errors import ApiError, QueueFullError, ShuttingDownError, as_api, first_problem
 from .schemas import ChatRequest, CompletionRequest
 from .service import Job, Service
@@ -102,21 +102,19 @@ class Answers:
     def __init__(self, path: Path, lines: Sequence[BatchLine]) -> None:
         self.path = path
         self.done: set[str] = set()
+        self._file = GrowingFile(path)
         asked = {line.id for line in lines}
-        whole = 0
-        for number, line in enumerate(self._read().splitlines(keepends=True), start=1):
-            if not line.endswith(b"\n"):
-                break  # left unfinished by a run that was killed
+        with _writing(path):
+            found = self._file.lines() if path.exists() else []
+        for number, line in enumerate(found, start=1):
             name = self._name(line)
             if name not in asked:
                 raise ParameterError(
                     f"{path}:{number} answers no request of this batch; give another file"
                 )
             self.done.add(name)
-            whole += len(line)
         with _writing(path):
-            path.touch()
-            os.truncate(path, whole)
+            self._file.append()  # before any work, the file can be written
 
     def add(self, line: BatchLine, status: int, body: Mapping[str, Any]) -> None:
         """Append an answer; it is on the disk when this returns."""
@@ -131,16 +129,9 @@ class Answers:
             "response": response,
             "error": None,
         }
-        data = json.dumps(record, separators=(",", ":")).encode() + b"\n"
-        with _writing(self.path), self.path.open("ab") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        self.done.add(line.id)
-
-    def _read(self) -> bytes:
         with _writing(self.path):
-            return self.path.read_bytes() if self.path.exists() else b""
+            self._file.append(record)
+        self.done.add(line.id)
 
     @staticmethod
     def _name(line: bytes) -> str:

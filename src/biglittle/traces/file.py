@@ -1,8 +1,4 @@
-"""The trace file: a header line, then a line a prompt, JSON each; arrays as base64 of raw bytes.
-
-A line is complete when it ends with a newline. What a killed run left unfinished is the last line,
-which is cut off when recording goes on.
-"""
+"""The trace file: a header line, then a line a prompt, JSON each; arrays as base64 of raw bytes."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import BiglittleError, ParameterError
+from ..files import GrowingFile
 from .base import VERSION, Header, Proposals, Trace, Traces, header_fields
 
 __all__ = ["Writer", "read_traces"]
@@ -32,7 +29,10 @@ def read_traces(path: str | Path) -> Traces:
         ParameterError: The file is missing, is no trace file, of another version, or damaged.
     """
     path = Path(path)
-    lines = _lines(path)
+    try:
+        lines = GrowingFile(path).lines()
+    except OSError as error:
+        raise ParameterError(f"{path}: cannot be read ({error.strerror}); {RECORD}") from None
     if not lines:
         raise ParameterError(f"{path}: no trace file, or one without its first line; {RECORD}")
     header = _header(path, lines[0])
@@ -59,25 +59,23 @@ class Writer:
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         self.done: dict[str, Trace] = {}
+        self._file = GrowingFile(path)
         try:
             if path.exists() and path.stat().st_size:
                 self._go_on(header)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(_line({"format": FORMAT, **asdict(header)}))
+                self._file.append({"format": FORMAT, **asdict(header)})
         except OSError as error:
             raise ParameterError(f"{path}: cannot be written ({error.strerror})") from None
 
     def _go_on(self, header: Header) -> None:
-        """Take in what the file holds, and cut off what is unfinished."""
-        lines = _lines(self.path)
-        if not lines:
+        """Take in what the file holds."""
+        if not self._file.lines():
             raise ParameterError(f"{self.path}: no trace file; give another name")
         found = read_traces(self.path)
         _check_same(self.path, found.header, header)
         self.done = {trace.key: trace for trace in found}
-        with self.path.open("r+b") as file:
-            file.truncate(sum(len(line) + 1 for line in lines))
 
     def add(self, trace: Trace) -> None:
         """Append a trace; it is on the disk when this returns.
@@ -86,23 +84,13 @@ class Writer:
             BiglittleError: It cannot be written, the disk being full or gone.
         """
         try:
-            with self.path.open("ab") as file:
-                file.write(_line(_plain(trace)))
+            self._file.append(_plain(trace))
         except OSError as error:
             raise BiglittleError(
                 f"{self.path}: cannot be written ({error.strerror}); what is recorded is kept, and "
                 "the same call goes on from there"
             ) from None
         self.done[trace.key] = trace
-
-
-def _lines(path: Path) -> list[bytes]:
-    """The complete lines of a file."""
-    try:
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
-    except OSError as error:
-        raise ParameterError(f"{path}: cannot be read ({error.strerror}); {RECORD}") from None
-    return whole.split(b"\n") if whole else []
 
 
 def _header(path: Path, line: bytes) -> Header:
@@ -131,10 +119,6 @@ def _check_same(path: Path, found: Header, wanted: Header) -> None:
                 f"{path} was recorded with {name} {theirs!r}, and now it is {ours!r}; "
                 "give another name, or remove the file"
             )
-
-
-def _line(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
 def _plain(trace: Trace) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """The folder of a run: every output that was paid for, kept as it comes.
 
-`runs.jsonl` begins with what the outputs depend on; then comes a line an output. What a killed run
-left unfinished is the last line, which is cut off when the run goes on.
+`runs.jsonl` begins with what the outputs depend on; then comes a line an output.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,9 +16,10 @@ from filelock import FileLock, Timeout
 
 from ..bench.records import Header
 from ..errors import ParameterError
+from ..files import GrowingFile
 from ..results import Result
 
-__all__ = ["Output", "Runs", "check_beforehand", "mend", "only_one"]
+__all__ = ["Output", "Runs", "check_beforehand", "only_one"]
 
 NAME = {"format": "biglittle tune", "version": 1}
 
@@ -55,13 +54,15 @@ class Runs:
     def __init__(self, path: Path, header: Header) -> None:
         self.path, self._header = path, header
         self._outputs: dict[str, dict[str, Output]] = {}
+        self._file = GrowingFile(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._begun = mend(path)
+            lines = self._file.lines() if path.exists() else []
         except OSError as cause:
             raise ParameterError(f"cannot write {path}: {cause.strerror}") from cause
-        if self._begun:
-            found, items = _read(path)
+        self._begun = bool(lines)
+        if lines:
+            found, items = _read(path, lines)
             found.check(header, path)
             try:
                 for item in items:
@@ -76,9 +77,9 @@ class Runs:
     def add(self, policy: str, outputs: Mapping[str, Output]) -> None:
         """Keep outputs; they are on the disk when this returns."""
         if not self._begun:  # a run that is refused leaves no file
-            self._append({**NAME, **asdict(self._header)})
+            self._file.append({**NAME, **asdict(self._header)})
             self._begun = True
-        self._append(
+        self._file.append(
             *({"policy": policy, "example": name, **asdict(o)} for name, o in outputs.items())
         )
         for name, output in outputs.items():
@@ -86,22 +87,6 @@ class Runs:
 
     def _keep(self, policy: str, example: str, output: Output) -> None:
         self._outputs.setdefault(policy, {})[example] = output
-
-    def _append(self, *items: Mapping[str, Any]) -> None:
-        lines = "".join(json.dumps(item) + "\n" for item in items)
-        with self.path.open("a", encoding="utf8") as file:
-            file.write(lines)
-
-
-def mend(path: Path) -> bool:
-    """Cut off a last line that was not written to its end; whether anything is left."""
-    if not path.exists():
-        return False
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        os.truncate(path, whole)
-    return whole > 0
 
 
 @contextmanager
@@ -144,16 +129,15 @@ def check_beforehand(path: Path, data: Mapping[str, str], settings: Mapping[str,
         replace(found, settings=known).check(ours, path)
 
 
-def _read(path: Path) -> tuple[Header, list[dict[str, Any]]]:
-    first, *lines = path.read_text(encoding="utf8").splitlines()
-    header = _header(path, first)
+def _read(path: Path, lines: list[bytes]) -> tuple[Header, list[dict[str, Any]]]:
+    header = _header(path, lines[0])
     try:
-        return header, [json.loads(line) for line in lines]
+        return header, [json.loads(line) for line in lines[1:]]
     except ValueError as cause:
         raise ParameterError(f"{path} is damaged: {cause}; delete it to start anew") from cause
 
 
-def _header(path: Path, line: str) -> Header:
+def _header(path: Path, line: str | bytes) -> Header:
     try:
         data = json.loads(line)
         known = {name: data.pop(name) for name in NAME}

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..files import GrowingFile
 from .lab import Lab, OutOfTime, Setting
 from .lossless import Lossless
-from .runs import mend
 from .space import Space
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def _open(path: Path, title: str) -> Study:
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    mend(path)
+    GrowingFile(path).mend()
     path.with_name(path.name + ".lock").unlink(missing_ok=True)  # of a killed run: we are alone
     storage = JournalStorage(JournalFileBackend(str(path)))
     return optuna.create_study(
