@@ -56,12 +56,14 @@ def two(*, lies: bool = False, lossless: bool = True) -> tuple[Listening, Listen
     return Listening(pair(), "none"), Listening(pair(), "other", lies, lossless)
 
 
-def test_systems_take_turns_in_turning_order(tmp_path: Path) -> None:
+def test_tasks_take_turns_and_systems_in_turning_order(tmp_path: Path) -> None:
     systems = [Listening(pair(), name) for name in ("none", "a", "b")]
-    run = bench(tmp_path, systems, [task("first", 2), task("second", 2)])
+    run = bench(tmp_path, systems, [task("first", 3), task("second", 1)])
     records = list(run.run())
     assert [(record.task, record.example) for record in records] == [
-        (name, example) for name in ("first", "second") for example in "01" for _ in range(3)
+        (name, example)
+        for name, example in (("first", "0"), ("second", "0"), ("first", "1"), ("first", "2"))
+        for _ in range(3)
     ]
     assert [record.system for record in records] == [
         *("none", "a", "b"), *("a", "b", "none"), *("b", "none", "a"), *("none", "a", "b"),

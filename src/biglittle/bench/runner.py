@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Any
 
 from ..audit import compare
@@ -121,20 +122,21 @@ class Bench:
             )
 
     def _plan(self) -> Iterator[Step]:
-        """All steps, in the order in which they run."""
+        """All steps, in the order in which they run: tasks take turns, so that a run that is
+        stopped early tells of each."""
         seen: set[tuple[bool, tuple[str, ...]]] = set()
         turn = 0
-        for task in self.tasks:
-            for example in task.examples:
-                asks = example.chat, example.turns
-                if asks in seen:
-                    self.repeated += 1
-                    continue
-                seen.add(asks)
-                first = turn % len(self.systems)
-                for system in [*self.systems[first:], *self.systems[:first]]:
-                    yield Step(task, example, system)
-                turn += 1
+        columns = ([(task, example) for example in task.examples] for task in self.tasks)
+        for task, example in filter(None, chain.from_iterable(zip_longest(*columns))):
+            asks = example.chat, example.turns
+            if asks in seen:
+                self.repeated += 1
+                continue
+            seen.add(asks)
+            first = turn % len(self.systems)
+            for system in [*self.systems[first:], *self.systems[:first]]:
+                yield Step(task, example, system)
+            turn += 1
 
     @property
     def left(self) -> list[Step]:
