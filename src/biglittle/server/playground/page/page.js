@@ -456,6 +456,7 @@ async function runBoth(facts, policy, alone, chosen) {
   chosen?.reset();
   chosen?.say("waits until the target is done");
   at("verdict").textContent = "The target writes alone …";
+  if (at("results").getBoundingClientRect().top > innerHeight * 0.8) at("results").scrollIntoView();
   await alone.run(path, { ...body, policy: "none" }, signal);
   if (chosen && !signal.aborted) {
     at("verdict").textContent = "The policy writes …";
@@ -493,7 +494,7 @@ function verdict(alone, chosen, { temperature }) {
     const chance = temperature > 0 ? " (they are samples)" : "";
     parts.push(`The texts differ from token ${chosen.mark(same)} on${chance}`);
   }
-  if (chosen.speed && alone.speed) parts.push(`${(chosen.speed / alone.speed).toFixed(2)}× the speed`);
+  if (chosen.speed && alone.speed) parts.push(`${(chosen.speed / alone.speed).toFixed(2)}× the target's speed`);
   return `${parts.join(", ")}.`;
 }
 
