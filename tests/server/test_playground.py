@@ -101,6 +101,13 @@ def test_files_load_nothing_from_elsewhere(server: Running, path: str, kind: str
     assert b"https://" not in body
 
 
+def test_without_javascript_it_points_to_the_api(server: Running) -> None:
+    page = get(server, "/")[2].decode()
+    line = page[page.index("<noscript>") : page.index("</noscript>")]
+    assert "/v1" in line
+    assert "openapi.json" in line
+
+
 @pytest.mark.parametrize("name", ["", "none.js", "../facts.py", "..%2ffacts.py", "__init__.py"])
 def test_no_other_file_is_served(server: Running, name: str) -> None:
     assert get(server, f"/playground/{name}")[0] == 404
@@ -316,14 +323,6 @@ def test_without_a_draft_there_is_one_side(alone: Pair, open_page: Open) -> None
         expect(page.locator("#verdict")).to_have_text("Done.")
         assert len(tokens(page, "alone")) == 8
         expect(page.locator("#chosen")).to_be_hidden()
-
-
-def test_without_javascript_it_points_to_the_api(server: Running, browser: Browser) -> None:
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(server.url)
-    expect(page.get_by_text("/v1")).to_be_visible()
-    context.close()
 
 
 CONTRASTS = """() => {
