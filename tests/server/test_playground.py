@@ -18,7 +18,7 @@ from biglittle.server.playground import describe_server
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 KEY = "sesame"
 SECONDS = 60  # a busy machine
-REFUSED = "Failed to load resource: the server responded with a status of 40"
+REFUSED = "Failed to load resource: the server responded with a status of 4"
 
 Open = Callable[..., Page]
 
@@ -291,6 +291,14 @@ def test_what_the_server_refuses_is_told(server: Running, open_page: Open) -> No
         page.get_by_role("button", name="Run both").click()
     expect(page.locator("#chosen .state")).to_contain_text("unknown policy")
     expect(page.get_by_role("button", name="Run both")).to_be_enabled()
+
+
+def test_a_body_that_is_too_large_is_told(pair: Pair, open_page: Open) -> None:
+    with Running(make_service(pair, body_bytes=1000)) as running:
+        page = open_page(running)
+        page.locator("#prompt").fill("x" * 1000)
+        page.get_by_role("button", name="Run both").click()
+        expect(page.locator("#alone .state")).to_contain_text("larger than 1000 bytes")
 
 
 def test_a_key_is_asked_for(pair: Pair, open_page: Open) -> None:

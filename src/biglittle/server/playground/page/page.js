@@ -11,7 +11,10 @@ const ORIGINS = {
 const ENDS = { stop: "the model ended", length: "cut at the maximum" };
 
 const at = (id) => document.getElementById(id);
-const percent = (share) => `${(100 * share).toFixed(share > 0.0995 || share === 0 ? 0 : 1)} %`;
+const percent = (share) => {
+  if (share > 0 && share < 0.0005) return "less than 0.1 %";
+  return `${(100 * share).toFixed(share > 0.0995 || share === 0 ? 0 : 1)} %`;
+};
 const seconds = (time) => (time < 1 ? `${Math.round(1000 * time)} ms` : `${time.toFixed(1)} s`);
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
