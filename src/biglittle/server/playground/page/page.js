@@ -249,7 +249,7 @@ class Chart {
   draw() {
     const { clientWidth: width, clientHeight: height } = this.svg;
     const [left, top, base] = [24, 8, height - 2];
-    const step = Math.max(4, Math.min(16, (width - left) / Math.max(1, this.rounds.length)));
+    const step = Math.max(4, Math.min(20, (width - left) / Math.max(1, this.rounds.length)));
     const seen = this.rounds.slice(-Math.max(1, Math.floor((width - left) / step)));
     const most = Math.max(4, ...seen.map((round) => round.drafted + round.fallback));
     const unit = (base - top) / most;
