@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -21,25 +21,29 @@ MOST = 200_000  # bytes of a picture
 SECONDS = 900
 
 
-def show(browser: Browser, address: str, width: int, scheme: str, policy: str) -> Page:
-    """The page after both sides have written, a token's tooltip open."""
-    page = browser.new_page(
-        viewport={"width": width, "height": 860},
-        color_scheme="dark" if scheme == "dark" else "light",
-    )
+def run(browser: Browser, address: str, policy: str) -> Page:
+    """The page after both sides have written."""
+    page = browser.new_page()
     page.goto(address)
     page.locator("#prompt").fill(PROMPT)
     page.locator("#string").fill(policy)
     page.get_by_role("button", name="Run both").click()
     expect(page.locator("#verdict")).to_contain_text("the target's speed", timeout=1000 * SECONDS)
-    page.evaluate("() => scrollTo(0, 0)")
-    page.locator("#chosen .token.accepted").nth(12).hover()
     return page
 
 
+def show(page: Page, width: int, scheme: Literal["light", "dark"]) -> None:
+    """Make it so wide, in these colours, with a token's tooltip open."""
+    page.mouse.move(0, 0)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.locator("body" if width > 1000 else "#chosen").evaluate("part => part.scrollIntoView()")
+    page.locator("#chosen .token.accepted").nth(12).hover()
+
+
 def save(page: Page, path: Path) -> None:
-    """Take a picture of the whole page."""
-    page.screenshot(path=path, full_page=True)
+    """Take a picture of what is to be seen."""
+    page.screenshot(path=path)
     size = path.stat().st_size
     if size > MOST:
         raise typer.BadParameter(f"{path} has {size:,} bytes: too many for the documentation")
@@ -56,8 +60,11 @@ def main(
         raise typer.BadParameter("there is no Chromium here; apt-get install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium)
-        save(show(browser, address, 1360, "light", policy), IMAGES / "playground.png")
-        save(show(browser, address, 390, "dark", policy), IMAGES / "playground-phone.png")
+        page = run(browser, address, policy)
+        show(page, 1360, "light")
+        save(page, IMAGES / "playground.png")
+        show(page, 390, "dark")
+        save(page, IMAGES / "playground-phone.png")
         browser.close()
 
 
