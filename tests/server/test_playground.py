@@ -319,8 +319,26 @@ def test_a_key_is_asked_for(pair: Pair, open_page: Open) -> None:
 def test_nothing_scrolls_sideways(server: Running, open_page: Open, width: int) -> None:
     page = open_page(server, width=width)
     run_both(page, tokens="40")
+    for part in (page.locator("#chosen .token").first, page.locator("#chosen .token").last):
+        part.focus()
+        assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+        box = page.get_by_role("tooltip").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert 0 <= box["y"] <= 800 - box["height"]
+
+
+def test_the_tooltip_follows_a_window_that_shrinks(server: Running, open_page: Open) -> None:
+    page = open_page(server)
+    run_both(page, tokens="12")
     page.locator("#chosen .token").last.focus()
-    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.locator("#chosen .token").first.focus()
+    box = page.get_by_role("tooltip").bounding_box()
+    assert box is not None
+    assert box["width"] > 150
+    assert 0 <= box["y"] <= 800 - box["height"]
 
 
 def test_without_a_draft_there_is_one_side(alone: Pair, open_page: Open) -> None:

@@ -189,6 +189,7 @@ function tell(part) {
   tip.hidden = !part;
   if (!part) return;
   tip.textContent = about(part.details).join("\n");
+  tip.style.inset = "0 auto auto 0"; // its size where there is room, not where it last was
   const place = part.getClientRects()[0] ?? part.getBoundingClientRect();
   const box = tip.getBoundingClientRect();
   const below = place.bottom + 6;
