@@ -7,7 +7,7 @@ CODE := src tests benchmarks recipes
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv llama demo test check format docs bench clean
+.PHONY: help venv llama browser demo test check format docs bench clean
 
 help: ## this list
 	@echo "biglittle: two models, a little one drafts and a big one decides."
@@ -30,6 +30,13 @@ llama: venv ## the llama.cpp engine into .venv: built from source, minutes, need
 	@$(BIN)/python -c 'import llama_cpp' 2>/dev/null || CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) \
 		CMAKE_ARGS='-DLLAVA_BUILD=OFF' $(BIN)/python -m pip install --quiet \
 		--disable-pip-version-check -c constraints.txt -e '.[llama]'
+
+browser: ## Chromium for the playground's tests, where apt-get may install it
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+		|| { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && export DEBIAN_FRONTEND=noninteractive \
+			&& timeout 120 apt-get update -qq >/dev/null \
+			&& timeout 300 apt-get install -qq --no-install-recommends chromium >/dev/null; } \
+		|| echo "No Chromium here: the playground's tests in a browser will be skipped."
 
 demo: venv ## the default pair: the target alone, lossless, and BiLD
 	$(BIN)/biglittle demo

@@ -257,6 +257,11 @@ class Pair:
         return self._exit
 
     @property
+    def drafts(self) -> bool:
+        """Whether anything drafts: a model, early exit, prompt lookup."""
+        return self._spec.drafts
+
+    @property
     def draft_name(self) -> str:
         """What drafts, for reports: a model's name, "prompt-lookup:ngram=3", …; "None" without."""
         return str(self._spec) if self._draft is None else self._draft.name
@@ -498,7 +503,7 @@ class Pair:
 
     @property
     def _default_policy(self) -> str:
-        if not self._spec.drafts:
+        if not self.drafts:
             return "none"
         if self._draft is None:
             return FREE if self._spec.layers is None else EARLY_EXIT
@@ -506,7 +511,7 @@ class Pair:
 
     def _policy(self, policy: PolicyLike) -> Policy:
         chosen = parse_policy(policy)
-        if chosen.lookahead is not None and not self._spec.drafts:
+        if chosen.lookahead is not None and not self.drafts:
             raise PolicyError(
                 f"policy {str(chosen)!r} needs a draft; load the pair with draft=..., for example "
                 "draft='prompt-lookup', or use policy='none'"

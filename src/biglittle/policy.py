@@ -135,7 +135,7 @@ def parse_policy(policy: PolicyLike) -> Policy:
                 "another lookahead write e.g. 'dynamic+bild:rollback=3'"
             )
         return _parse_bild(options)
-    lookahead = build_rule(_lookahead_type(name), name, options)
+    lookahead = build_rule(lookahead_type(name), name, options)
     if not plus:
         return Policy(lookahead)
     rule, options = split_rule(tail, policy)
@@ -156,7 +156,7 @@ def reads_files(policy: str) -> bool:
     name, _ = split_rule(policy.partition("+")[0], policy)
     if name in ("none", "bild"):
         return False
-    kind: type[Any] = _lookahead_type(name)
+    kind: type[Any] = lookahead_type(name)
     hints = get_type_hints(kind)
     return any(hints[field.name] is str for field in dataclasses.fields(kind))
 
@@ -166,7 +166,12 @@ def lookahead_names() -> list[str]:
     return [m.name for m in pkgutil.iter_modules(lookahead_package.__path__) if m.name != "base"]
 
 
-def _lookahead_type(name: str) -> type[Lookahead]:
+def lookahead_type(name: str) -> type[Lookahead]:
+    """The class of a lookahead by its name, or by its module's.
+
+    Raises:
+        PolicyError: An unknown name.
+    """
     module = NAMED.get(name, name)
     known = lookahead_names()
     if module not in known:

@@ -174,6 +174,8 @@ class Chunk:
     """The whole result, on a row's last chunk."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """One a token, if asked for."""
+    rounds: tuple[Round, ...] | None = None
+    """Those that wrote the tokens, if asked for; a prompt's end gives a token without a round."""
 
 
 @dataclass(frozen=True, slots=True)

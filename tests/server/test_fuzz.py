@@ -36,11 +36,22 @@ CHECKS = [
 
 
 WRONG = [("/v1/chat/completions", "POST"), ("/v1/completions", "POST")]
-PLAIN = ("messages", "prompt", "max_tokens", "n", "seed", "stop", "stream", "temperature")
+PLAIN = (
+    "messages",
+    "prompt",
+    "max_tokens",
+    "n",
+    "seed",
+    "stop",
+    "stream",
+    "temperature",
+    "details",
+)
 RIGHT = [
     *WRONG,
     ("/v1/models", "GET"),
     ("/v1/models/{model}", "GET"),
+    ("/v1/playground", "GET"),
     ("/health", "GET"),
     ("/health/ready", "GET"),
     ("/metrics", "GET"),
@@ -88,4 +99,5 @@ def test_every_path_is_described(described: Any) -> None:
         "/v1/completions",
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/playground",
     ]

@@ -184,7 +184,7 @@ def serve(
     """Serve a pair over OpenAI's API, to many clients at once.
 
     `/v1/chat/completions`, `/v1/completions`, `/v1/models`, `/health`, and `/metrics` for
-    Prometheus. Logs are lines of JSON on standard error.
+    Prometheus; a playground at `/`. Logs are lines of JSON on standard error.
     """
     screen = Screen()
     with screen.status("starting"):
@@ -322,3 +322,4 @@ def greet(service: Service, address: str, screen: Screen, *, open_to_all: bool) 
     if open_to_all:
         screen.note("whoever reaches this machine may ask: there is no --api-key", "yellow")
     screen.note(f"{name} at {address}/v1, policy {pair.policy}; Ctrl-C ends it")
+    screen.note(f"a page to try it on: {address}/")

@@ -85,6 +85,7 @@ class Row:
     _detokenizer: Detokenizer | None = field(init=False)
     _stops: StopStrings = field(init=False)
     _sent_tokens: int = 0
+    _sent_rounds: int = 0
     _sent_text: int = 0
 
     def __post_init__(self) -> None:
@@ -234,8 +235,10 @@ class Row:
         logprobs = None
         if self.request.logprobs is not None:
             logprobs = tuple(self.logprobs[self._sent_tokens :])
+        rounds = tuple(self.trace[self._sent_rounds :]) if self.request.trace else None
         self._sent_tokens += len(tokens)
         self._sent_text += len(text)
+        self._sent_rounds = len(self.trace)
         return Chunk(
             index=self.request.index,
             text=text,
@@ -244,6 +247,7 @@ class Row:
             finish_reason=self.finish_reason,
             result=self.result() if self.finished else None,
             logprobs=logprobs,
+            rounds=rounds,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from ..policy import Policy
 from ..results import Chunk, FinishReason, Result, TokenLogprob
+from .details import Details
 
 __all__ = ["Answer", "ChatAnswer", "TextAnswer"]
 
@@ -33,6 +34,8 @@ class Answer(ABC):
         samples: Of them, for each prompt.
         tokenizer: For the texts of tokens.
         usage: Whether a stream ends with the usage.
+        logprobs: Whether log-probabilities are shown.
+        details: Of every choice; None where nobody asked.
     """
 
     prefix: ClassVar[str]
@@ -47,6 +50,8 @@ class Answer(ABC):
     samples: int
     tokenizer: Any
     usage: bool
+    logprobs: bool
+    details: tuple[Details, ...] | None = None
     results: dict[int, Result] = field(default_factory=dict)
     """Of choices that are complete."""
 
@@ -57,7 +62,7 @@ class Answer(ABC):
 
     def body(self) -> dict[str, Any]:
         """The whole answer."""
-        choices = [self._choice(index, self.results[index]) for index in range(self.choices)]
+        choices = [self._whole(index, self.results[index]) for index in range(self.choices)]
         return {**self._head(self.whole), "choices": choices, "usage": self._usage()}
 
     def opening(self) -> Iterator[dict[str, Any]]:
@@ -67,8 +72,9 @@ class Answer(ABC):
     def events(self, chunk: Chunk) -> Iterator[dict[str, Any]]:
         """What a chunk adds to a stream."""
         self.take(chunk)
-        if chunk.text or chunk.logprobs:
-            yield self._event(self._delta(chunk))
+        details = self.details[chunk.index].take(chunk) if self.details else None
+        if chunk.text or (self.logprobs and chunk.logprobs) or details:
+            yield self._event(_detailed(self._delta(chunk), details))
         if chunk.finish_reason is not None:
             yield self._event(self._end(chunk.index, REASONS[chunk.finish_reason]))
 
@@ -92,6 +98,10 @@ class Answer(ABC):
     def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
         event = {**self._head(self.part), "choices": [choice]}
         return {**event, "usage": None} if self.usage else event
+
+    def _whole(self, index: int, result: Result) -> dict[str, Any]:
+        details = self.details[index].whole(result) if self.details else None
+        return _detailed(self._choice(index, result), details)
 
     def _usage(self) -> dict[str, Any]:
         stats = [self.results[index].stats for index in range(self.choices)]
@@ -122,6 +132,10 @@ class Answer(ABC):
     def _text(self, token: int) -> str:
         text: str = self.tokenizer.decode([token], skip_special_tokens=False)
         return text
+
+
+def _detailed(choice: dict[str, Any], details: dict[str, Any] | None) -> dict[str, Any]:
+    return choice if details is None else {**choice, "details": details}
 
 
 @dataclass(kw_only=True)
@@ -160,7 +174,7 @@ class ChatAnswer(Answer):
         return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
 
     def _logprobs(self, found: tuple[TokenLogprob, ...] | None) -> dict[str, Any] | None:
-        if found is None:
+        if found is None or not self.logprobs:
             return None
         content = [
             {
@@ -211,7 +225,7 @@ class TextAnswer(Answer):
     def _logprobs(
         self, index: int, found: tuple[TokenLogprob, ...] | None
     ) -> dict[str, Any] | None:
-        if found is None:
+        if found is None or not self.logprobs:
             return None
         tokens = [self._text(entry.token) for entry in found]
         offsets = []

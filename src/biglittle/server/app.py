@@ -1,4 +1,4 @@
-"""The routes: OpenAI's API, health and metrics."""
+"""The routes: OpenAI's API, health and metrics, and the playground."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from .. import __version__
 from ..errors import BiglittleError
 from .errors import ApiError, error_response, first_problem, reported
 from .logs import RequestLog, describe
-from .schemas import ChatRequest, CompletionRequest, ErrorBody, ModelCard, ModelList
+from .playground import PageFiles, describe_server
+from .schemas import ChatRequest, CompletionRequest, ErrorBody, ModelCard, ModelList, Playground
 from .service import Job, Service
 
 __all__ = ["create_app"]
@@ -69,6 +70,7 @@ def create_app(
     _add_errors(app)
     _add_openai(app, service)
     _add_watching(app, service)
+    _add_playground(app, service)
     app.add_middleware(BodyLimit, limit=service.settings.limits.body_bytes)
     if api_key is not None:
         app.add_middleware(KeyCheck, key=api_key)
@@ -133,6 +135,27 @@ def _add_watching(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _add_playground(app: FastAPI, service: Service) -> None:
+    facts = describe_server(service)
+
+    @app.get("/v1/playground", responses=_refusals(401))
+    async def playground() -> Playground:
+        """What the page at `/` has to know."""
+        return facts
+
+    files = PageFiles()
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        """The playground."""
+        return files.response("index.html")
+
+    @app.get("/playground/{name}", include_in_schema=False)
+    async def file(name: str) -> Response:
+        """What the page loads."""
+        return files.response(name)
 
 
 async def _answer(request: Request, job: Job, *, stream: bool) -> Response:

@@ -18,6 +18,9 @@ __all__ = [
     "Message",
     "ModelCard",
     "ModelList",
+    "Playground",
+    "PolicyCard",
+    "PolicyOption",
     "Prediction",
     "ResponseFormat",
     "Shared",
@@ -119,6 +122,9 @@ class Shared(Body):
     prediction: Prediction | None = None
     policy: Annotated[str, Field(max_length=512)] | None = None
     """Ours: how the two models work together."""
+    details: bool | None = None
+    """Ours: whether choices say of every token where it came from, and of every round what it
+    did."""
     # These say nothing about the answer.
     user: Annotated[str, Field(max_length=512)] | None = None
     metadata: dict[str, Any] | None = None
@@ -194,3 +200,41 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class PolicyOption(BaseModel):
+    """A number that a policy may be given, and what is sensible for it."""
+
+    name: str
+    default: float
+    least: float
+    most: float
+    step: float
+
+
+class PolicyCard(BaseModel):
+    """A policy that requests may name."""
+
+    name: str
+    about: str
+    lossless: bool
+    options: list[PolicyOption]
+
+
+class Playground(BaseModel):
+    """What the playground has to know of the server."""
+
+    version: str
+    model: str
+    chat: bool
+    """Whether the model has a chat template."""
+    policy: str
+    """The server's own."""
+    lossless: bool
+    """Whether that is."""
+    allow_lossy: bool
+    """Whether requests may name one that is not."""
+    max_tokens: int
+    """The most that a request may ask for."""
+    policies: list[PolicyCard]
+    """None without a draft."""

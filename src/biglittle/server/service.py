@@ -17,6 +17,7 @@ from ..params import GenerationParams
 from ..policy import Policy, parse_policy, reads_files
 from ..results import Chunk
 from .answers import Answer, ChatAnswer, TextAnswer
+from .details import Details
 from .errors import ApiError
 from .metrics import Metrics
 from .scheduler import Scheduler, ServerLimits, Ticket
@@ -141,8 +142,13 @@ class Service:
             samples=body.n or 1,
             tokenizer=self.pair.tokenizer,
             usage=bool(body.stream_options and body.stream_options.include_usage),
+            logprobs=wants_logprobs(body),
+            details=self._details(requests) if body.details else None,
         )
         return Job(ticket, answer)
+
+    def _details(self, requests: list[Request]) -> tuple[Details, ...]:
+        return tuple(Details(self.pair.tokenizer, request.prompt.tokens) for request in requests)
 
     def check_model(self, name: str) -> None:
         """Raise `ApiError` unless it is the model's name."""
@@ -198,7 +204,9 @@ class Service:
             temperature=temperature,
             top_p=None if temperature == 0 else body.top_p,
             stop=body.stops,
-            logprobs=logprobs,
+            # A token's probability is a detail, too.
+            logprobs=0 if logprobs is None and body.details else logprobs,
+            trace=bool(body.details),
         )
         policy = self._policy(body.policy)
         try:
@@ -265,6 +273,11 @@ class Service:
             custom = tuple(processor.copy() for processor in pipeline.custom)  # type: ignore[attr-defined]
             pipeline = dataclasses.replace(pipeline, custom=custom)
         return dataclasses.replace(request, index=index, seed=seed, pipeline=pipeline)
+
+
+def wants_logprobs(body: Any) -> bool:
+    """Whether log-probabilities are asked for: in chats by a switch, else by how many."""
+    return bool(body.logprobs) if isinstance(body, ChatRequest) else body.logprobs is not None
 
 
 def refused(param: str, reason: str) -> ApiError:
