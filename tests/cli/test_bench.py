@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,3 +239,29 @@ def test_where_calm_cannot_run(bench: Any, folders: dict[str, str]) -> None:
     refused(bench("--calm", "0.9"), f"{folders['target']}: CALM runs T5-like models (t5, mt5), and")
     refused(bench("--calm", "2"), "calm: threshold=2.0 must be between 0 and 1")
     refused(bench("--calm", "0.9", "--temperature", "1"), "--calm is for greedy decoding")
+
+
+def test_as_much_as_there_is_time_for(
+    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(step=5)
+    monkeypatch.setattr("biglittle.cli.bench.monotonic", lambda: next(clock))
+    result = bench("-p", "dynamic", "--time", "2s")
+    assert result.exit_code == 0, result.stderr
+    assert "time is up; 5 generations left: the same command goes on" in result.stderr
+    assert "nothing to report" in result.stderr
+    assert not (tmp_path / "out" / "summary.json").exists()
+    clock = itertools.count()
+    result = bench("-p", "dynamic", "--time", "2s")
+    assert "time is up; 2 generations left" in result.stderr
+    assert [row["examples"] for row in summary(tmp_path / "out")["rows"]] == [2, 2]
+    again = bench("-p", "dynamic")
+    assert "4 of 6 generations are there already" in again.stderr
+    assert [row["examples"] for row in summary(tmp_path / "out")["rows"]] == [3, 3]
+
+
+def test_a_time_that_is_none(bench: Any, tmp_path: Path) -> None:
+    result = bench("--time", "soon")
+    assert result.exit_code == 2
+    assert "--time soon is no time" in result.stderr
+    assert not (tmp_path / "out").exists()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.tune.common import few_settings, folders, timing, with_costs
 
-from biglittle.cli.tune import parse_time
+from biglittle.cli.options import parse_time
 from biglittle.errors import ParameterError
 from biglittle.tune import lossless, search, space, tuning
 

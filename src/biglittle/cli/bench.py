@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ from rich.text import Text
 
 from ..errors import ParameterError
 from .loading import load_pair, quiet_libraries
-from .options import ModelOptions, ProfileOption, TaskOptions, with_profile
+from .options import ModelOptions, ProfileOption, TaskOptions, parse_time, with_profile
 from .screen import Screen, first_interrupt, plural
 
 if TYPE_CHECKING:
@@ -118,6 +119,16 @@ def bench(
         typer.Option(help="Nucleus sampling, with a temperature.", show_default=False, **_RUN),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="For sampling.", **_RUN)] = 0,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Measure at most so long, e.g. 30m or 1h30m. The report is then of the examples "
+            "that are done, and the same command goes on.",
+            show_default=False,
+            **_RUN,
+        ),
+    ] = None,
     tasks: TaskOptions,
     metric: Annotated[
         list[str] | None,
@@ -158,6 +169,7 @@ def bench(
     """
     screen = Screen(quiet=quiet)
     need_packages()
+    seconds = parse_time(time)
     sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if top_p is not None:
         sampling["top_p"] = check_top_p(top_p, temperature)
@@ -179,8 +191,11 @@ def bench(
     systems = make_systems(pair, policies, rules, models, screen, peers=peers)
     run = make_run(pair, systems, asked, models, out, **sampling)
     note_beforehand(run, tasks.run_code, screen)
-    measure(run, screen)
+    measure(run, screen, seconds)
     summary = conclude(run, models, tasks.run_code, screen)
+    if not summary.rows:
+        screen.note("no example is answered by every system yet: nothing to report", "yellow")
+        return
     show(summary, screen)
     write(summary, out)
     draw(summary, lookaheads(run, summary, out, screen), out, screen)
@@ -352,19 +367,23 @@ def note_beforehand(run: Bench, run_code: bool, screen: Screen) -> None:
         screen.note(f"going on: {done} of {len(run.steps)} generations are there already")
 
 
-def measure(run: Bench, screen: Screen) -> None:
-    """Run what is left. The first Ctrl-C ends it after the generation that runs."""
+def measure(run: Bench, screen: Screen, seconds: float | None) -> None:
+    """Run what is left, or as much as there is time for. The first Ctrl-C ends it after the
+    generation that runs."""
     left = len(run.left)
+    begun = monotonic()
     with first_interrupt() as interrupted, _progress(screen) as bar:
         watched = bar.add_task("warming up", total=left)
         for record in run.run():
             bar.update(watched, description=f"{record.task}: {record.system}", advance=1)
-            if interrupted.is_set():
+            if interrupted.is_set() or (seconds is not None and monotonic() - begun > seconds):
                 break
-    if interrupted.is_set():
+    if run.left:
+        why = "stopped" if interrupted.is_set() else "time is up"
         screen.note(
-            f"stopped; {plural(len(run.left), 'generation')} left: the same command goes on"
+            f"{why}; {plural(len(run.left), 'generation')} left: the same command goes on", "yellow"
         )
+    if interrupted.is_set():
         raise typer.Exit(130)
 
 

@@ -28,11 +28,12 @@ __all__ = [
     "SamplingOptions",
     "TaskOptions",
 ]
-__all__ += ["given", "in_options", "with_groups", "with_profile"]
+__all__ += ["given", "in_options", "parse_time", "with_groups", "with_profile"]
 
 DEFAULT_TARGET = "qwen2.5-coder-1.5b-instruct"
 DEFAULT_DRAFT = "qwen2.5-coder-0.5b-instruct"
 
+TIME = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
 _MODELS: Any = {"rich_help_panel": "Models"}
 _LLAMA: Any = {"rich_help_panel": "llama.cpp", "show_default": False}
 _SAMPLING: Any = {"rich_help_panel": "Generation"}
@@ -395,6 +396,22 @@ def _built_in(limit: int | None) -> list[Task]:
         examples = kinds.setdefault(prompt.task, [])
         examples.append(Example(str(len(examples)), (prompt.text,), chat=True))
     return [Task(kind, tuple(examples[:limit])) for kind, examples in kinds.items()]
+
+
+def parse_time(text: str | None) -> float | None:
+    """`1h30m`, `30m`, `90s` in seconds.
+
+    Raises:
+        ParameterError: Something else.
+    """
+    if text is None:
+        return None
+    found = TIME.fullmatch(text.strip().lower())
+    hours, minutes, seconds = (int(part or 0) for part in (found.groups() if found else ("",) * 3))
+    total = 3600 * hours + 60 * minutes + seconds
+    if not total:
+        raise ParameterError(f"--time {text} is no time: write for example 30m, 1h30m or 90s")
+    return float(total)
 
 
 def with_profile(models: ModelOptions, path: str | None) -> ModelOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.text import Text
 
 from ..errors import ParameterError
 from .loading import load_pair, quiet_libraries
-from .options import ModelOptions, TaskOptions
+from .options import ModelOptions, TaskOptions, parse_time
 from .screen import Screen, parts, percent, plural
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ and more time never gives a worse answer.
 """
 
 SHOWN = 8  # lossy settings in the table
-TIME = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+)s)?")
 _RUN: Any = {"rich_help_panel": "Run"}
 _OUTPUT: Any = {"rich_help_panel": "Output"}
 
@@ -128,22 +126,6 @@ def tune(
         raise typer.Exit(130) from None
     show(found, out, screen)
     screen.note(f"saved in {out}: profile.json" + (", pareto.svg" if found.budgets else ""))
-
-
-def parse_time(text: str | None) -> float | None:
-    """`1h30m`, `30m`, `90s` in seconds.
-
-    Raises:
-        ParameterError: Something else.
-    """
-    if text is None:
-        return None
-    found = TIME.fullmatch(text.strip().lower())
-    hours, minutes, seconds = (int(part or 0) for part in (found.groups() if found else ("",) * 3))
-    total = 3600 * hours + 60 * minutes + seconds
-    if not total:
-        raise ParameterError(f"--time {text} is no time: write for example 30m, 1h30m or 90s")
-    return float(total)
 
 
 def check_models(models: ModelOptions) -> None:

@@ -200,7 +200,7 @@ function tell(part) {
 
 function makeWalkable(list) {
   const focused = () => (list.contains(document.activeElement) ? document.activeElement : null);
-  list.addEventListener("pointerover", (event) => tell(event.target.closest(".token")));
+  list.addEventListener("pointerover", (event) => tell(event.target.closest(".token") ?? focused()));
   list.addEventListener("pointerleave", () => tell(focused()));
   list.addEventListener("click", (event) => event.target.closest(".token")?.focus());
   list.addEventListener("focusout", () => tell(null));

@@ -1,0 +1,114 @@
+"""The page of the aligned pair, docs/aligned_pair.md, from the saved runs.
+
+    python -m recipes.qwen_coder --run RUN
+
+What makes the runs are the commands of README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from benchmarks.page import bench_section, markdown
+
+from biglittle.errors import BiglittleError
+from biglittle.tune import Profile
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+HEAD = """# A pair, aligned
+
+Qwen2.5-Coder 0.5B, aligned to Qwen2.5-Coder 1.5B for translation by an adapter, and profiles for
+three tasks. [recipes/qwen_coder](https://github.com/biglittle/biglittle/tree/main/recipes/qwen_coder)
+lists the commands; `python -m recipes.qwen_coder` writes this page from what they left.
+"""
+ALIGNED = """
+## The alignment
+
+{samples:,} translations of the big model were trained on, {held_out} others held out. The adapter
+has {size:.1f} MB. Command: `{command}`
+"""
+PROFILES = """
+## Profiles
+
+What `biglittle tune` promises, by examples that it searched, and what it finds on others that the
+search has not seen. Speed-ups are over the target alone after the prompt; changes of quality are
+beside the target alone, in the budget's points, with 95 % intervals.
+"""
+
+
+def main(run: Annotated[Path, typer.Option(help="Where the commands left their results.")]) -> None:
+    """Write the page."""
+    write_page(run)
+
+
+def write_page(run: Path, out: Path = DOCS / "aligned_pair.md") -> None:
+    """Write the page from everything that is there."""
+    lines = [HEAD, *alignment(run / "aligned")]
+    for folder in sorted((run / "bench").iterdir()):
+        lines += bench_section(folder)
+    lines += ["", *profiles(sorted((run / "tuned").glob("*.json")))]
+    out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf8")
+
+
+def alignment(folder: Path) -> list[str]:
+    """Before and after, on answers that were held out."""
+    found = json.loads((folder / "align.json").read_text(encoding="utf8"))
+    training, both = found["training"], (found["before"], found["after"])
+    size = (folder / "adapter_model.safetensors").stat().st_size / 1e6
+    rows = [
+        ["agreement", *(f"{100 * training[name]:.1f} %" for name in ("before", "after"))],
+        ["accepted, of 5 drafted", *(f"{100 * one['acceptance']:.0f} %" for one in both)],
+        ["tokens a pass of the target", *(f"{one['tokens_per_pass']:.2f}" for one in both)],
+        ["predicted speed-up", *(f"{one['speedup']:.2f}×" for one in both)],
+    ]
+    said = ALIGNED.format(**training, size=size, command=found["made"]["command"])
+    return [said, *markdown(["", "before", "after"], rows)]
+
+
+def profiles(paths: Iterable[Path]) -> list[str]:
+    """Promise and finding of every profile."""
+    rows = []
+    for path in paths:
+        profile = Profile.load(path).as_dict()
+        promised, found, timed = (profile[name] for name in ("promised", "found", "timed"))
+        rows.append(
+            [
+                ", ".join(profile["budgets"]),
+                f"`{profile['policy']}`",
+                "yes" if profile["lossless"] else "no",
+                outcome(promised),
+                outcome(found),
+                "" if timed is None else interval(timed["speedup"]),
+            ]
+        )
+    header = ["budget", "policy", "lossless", "promised", "found", "timed"]
+    return [PROFILES, *markdown(header, rows)]
+
+
+def outcome(setting: Mapping[str, Any] | None) -> str:
+    """Speed and change of quality of a setting."""
+    if setting is None:
+        return ""
+    changes = [
+        f"{one['change']:+.1f} ({one['low']:+.1f} … {one['high']:+.1f})"
+        for one in setting["changes"]
+    ]
+    return ", ".join([f"{setting['speedup']:.2f}×", *changes])
+
+
+def interval(found: Mapping[str, float | None]) -> str:
+    """A ratio with its bounds, where there are any."""
+    bounds = "" if found["low"] is None else f" ({found['low']:.2f}–{found['high']:.2f})"
+    return f"{found['value']:.2f}×{bounds}"
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except BiglittleError as error:
+        sys.exit(f"recipe: {error}")

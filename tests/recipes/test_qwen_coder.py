@@ -1,0 +1,67 @@
+"""The page of the aligned pair; the commands that make the runs are tested where they lie."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from recipes.qwen_coder.__main__ import write_page
+from tests.tune.common import change, setting
+from tests.tune.test_profile import profile
+
+from biglittle.align.evaluation import Evaluation
+from biglittle.align.training import TrainingReport
+from biglittle.bench.summary import Interval
+from biglittle.tune import Timed
+
+
+def align_json() -> str:
+    before, after = (
+        Evaluation(share, share - 0.1, 2 + share, "cost-aware", 1 + share, {})
+        for share in (0.57, 0.68)
+    )
+    training = TrainingReport(150, 0.575, 0.68, ((150, 0.68),), 1100, 100)
+    found: dict[str, Any] = {"training": training, "before": before, "after": after}
+    made = {"command": "biglittle align --lora 8"}
+    return json.dumps({name: asdict(part) for name, part in found.items()} | {"made": made})
+
+
+def summary(target: str) -> str:
+    rows = [
+        {
+            "task": "translation", "system": system, "examples": 6, "ms_per_token": 150.0,
+            "speedup": speed, "speedup_low": 1.1, "speedup_high": 1.3, "identical": 1.0,
+            "faults": 0,
+        }
+        for system, speed in (("none", 1.0), ("cost-aware", 1.2))
+    ]  # fmt: skip
+    settings = {"target": target, "draft": "little", "precision": "bfloat16"}
+    header = {"settings": settings, "command": "biglittle bench", "hardware": {"cores": 2}}
+    return json.dumps({"header": header, "rows": rows})
+
+
+def test_the_page_shows_what_the_runs_found(tmp_path: Path) -> None:
+    (tmp_path / "aligned").mkdir()
+    (tmp_path / "aligned" / "align.json").write_text(align_json())
+    (tmp_path / "aligned" / "adapter_model.safetensors").write_bytes(bytes(8_800_000))
+    for name in ("after", "before"):
+        (tmp_path / "bench" / name).mkdir(parents=True)
+        (tmp_path / "bench" / name / "summary.json").write_text(summary(name))
+    (tmp_path / "tuned").mkdir()
+    lossy = setting("bild:fallback=0.4,rollback=3", changes=(change(-0.5),))
+    timed = Timed(8, Interval(1.31, 1.2, 1.45), Interval(1.2), None)
+    made = profile(policy=lossy.policy, lossless=False, promised=lossy, found=lossy, timed=timed)
+    made.save(tmp_path / "tuned" / "code-1.json")
+    safe = profile(policy="dynamic", lossless=True, found=None, timed=None)
+    safe.save(tmp_path / "tuned" / "code0.json")
+    write_page(tmp_path, tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text(encoding="utf8")
+    assert "1,100 translations" in text
+    assert "8.8 MB" in text
+    assert "| agreement | 57.5 % | 68.0 % |" in text
+    assert "| predicted speed-up | 1.57× | 1.68× |" in text
+    assert "| `cost-aware` | 1.20× (1.10–1.30) | 100% |" in text
+    assert "1.31× (1.20–1.45)" in text
+    assert text.count("| yes |") == text.count("| no |") == 1
