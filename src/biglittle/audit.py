@@ -3,7 +3,8 @@
 In float32 a pass over several tokens and passes over one agree to the last few bits, and greedy
 outputs are identical. In bfloat16, or on a GPU, they round differently, so that of two tokens with
 almost the same logit either may win. An audit finds the first difference and looks at both tokens'
-logits there, computed both ways: a margin within the rounding between the two is a near-tie.
+logits there, after passes over one token and after passes over several: a margin within the
+rounding between them is a near-tie.
 
     for found in biglittle.audit.audit(pair, "def fibonacci(n):", max_new_tokens=100):
         print(found)
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "Difference", "audit", "compare"]
 
-CONTEXT = 16  # tokens of the wide pass that the narrow one is compared with
+CONTEXT = 16  # tokens at the end that are read in passes of every width
+WIDTHS = (2, 4, 8, 16)  # of the wide passes, as windows have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Difference:
     narrow: tuple[float, float]
     """Both tokens' logits from a pass over one token."""
     wide: tuple[float, float]
-    """The same from a pass over several."""
+    """The same from passes over several, of the width that moves them most."""
     resolution: float = 2**-7
     """The model's relative rounding; see `Model.resolution`."""
     texts: tuple[str, str] | None = None
@@ -59,7 +61,7 @@ class Difference:
     @property
     def rounding(self) -> float:
         """How far the two passes are apart on these tokens, together."""
-        return sum(abs(a - b) for a, b in zip(self.narrow, self.wide, strict=True))
+        return _apart(self.narrow, self.wide)
 
     @property
     def tolerance(self) -> float:
@@ -146,11 +148,15 @@ def compare(pair: Pair, request: Request, plain: Sequence[int], other: Sequence[
         nothing = (float("inf"), 0.0)
         return Audit(same, Difference(same, gone_on[same], gone_on[same], nothing, nothing))
     tokens, encoder = (*request.prompt.tokens, *plain[:same]), request.prompt.encoder
-    narrow, wide = (
-        request.pipeline.at(tokens, _logits(pair, Prompt(tokens, encoder), width), custom=False)
-        for width in (1, CONTEXT)
-    )
     a, b = plain[same], other[same]
+
+    def scores(width: int) -> tuple[float, float]:
+        logits = _logits(pair, Prompt(tokens, encoder), width)
+        found = request.pipeline.at(tokens, logits, custom=False)
+        return float(found[a]), float(found[b])
+
+    narrow = scores(1)
+    wide = max(map(scores, WIDTHS), key=lambda found: _apart(narrow, found))
     decode = None if pair.tokenizer is None else pair.tokenizer.decode
     return Audit(
         same,
@@ -158,12 +164,16 @@ def compare(pair: Pair, request: Request, plain: Sequence[int], other: Sequence[
             same,
             a,
             b,
-            (float(narrow[a]), float(narrow[b])),
-            (float(wide[a]), float(wide[b])),
+            narrow,
+            wide,
             pair.resolution,
             None if decode is None else (decode([a]), decode([b])),
         ),
     )
+
+
+def _apart(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def _logits(pair: Pair, prompt: Prompt, width: int) -> torch.Tensor:
