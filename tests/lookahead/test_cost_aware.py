@@ -11,7 +11,7 @@ from tests.fakes import round_of
 
 from biglittle import PolicyError, Round, parse_policy
 from biglittle.lookahead import CostAware, Decision, DraftStep
-from biglittle.lookahead.cost_aware import PAUSE, REACH, WIDTHS, _beside, _marginal, _pass
+from biglittle.lookahead.cost_aware import PAUSE, RARE, REACH, WIDTHS, _beside, _marginal, _pass
 
 CHEAP = CostAware(draft=0.01, verify=(1.0, 1.0, 1.0, 1.0))
 DEAR = CostAware(draft=0.3, verify=(1.5, 2.5, 4.5, 8.5))  # half a step a token
@@ -96,8 +96,9 @@ def lost(rule: CostAware) -> Any:
     return state
 
 
-def test_pauses_where_speculation_loses_and_looks_again() -> None:
-    rule = CostAware()
+@pytest.mark.parametrize(("read", "times"), [(0.01, RARE), (0.0, 1)])
+def test_pauses_where_speculation_loses_and_looks_again(read: float, times: int) -> None:
+    rule = CostAware(read=read)
     state = lost(rule)
     pauses = []
     for _ in range(5):
@@ -108,7 +109,7 @@ def test_pauses_where_speculation_loses_and_looks_again() -> None:
         pauses.append(pause)
         assert rule.budget(state) == 1  # a short look
         state = rule.observe(state, round_of(1, 0, 0.99))
-    first, most = PAUSE
+    first, most = (times * pause for pause in PAUSE)
     assert pauses == [min(first * 2**n, most) for n in range(5)]
 
 

@@ -45,9 +45,10 @@ of it."""
 WAIT = 0.6
 """Plain tokens at the start for every step that the draft's reading of the prompt will cost: a long
 prompt's short answer is over before."""
-PAUSE = (96, 768)
-"""Plain tokens after speculation has lost: the first time, and at most. Each look costs the draft's
-reading of what was written meanwhile, so there are few."""
+PAUSE = (8, 64)
+"""Plain tokens after speculation has lost: the first time, and at most."""
+RARE = 12
+"""Times as many where the draft has to read what was written meanwhile: then a look is dear."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class State:
     """The most tokens to draft, until windows of that length were accepted whole."""
     plain: int = 0
     """Rounds still to go without a draft."""
-    pause: int = PAUSE[0]
+    pause: int = PAUSE[0] * RARE
     """Rounds without a draft the next time that speculation loses."""
 
     @property
@@ -130,7 +131,14 @@ class CostAware(Lookahead):
         """A row that believes what is usual, and waits with a long prompt: see `WAIT`."""
         judged, often = (tuple(trust * share for share in SHARES) for trust in TRUST)
         accepted = tuple(count * rate for count, rate in zip(judged, RATES, strict=True))
-        return State(often, judged, accepted, plain=math.floor(WAIT * self.read * unread))
+        wait = math.floor(WAIT * self.read * unread)
+        return State(often, judged, accepted, plain=wait, pause=self._pauses[0])
+
+    @property
+    def _pauses(self) -> tuple[int, int]:
+        """Plain tokens after speculation has lost: the first time, and at most."""
+        times = RARE if self.read else 1
+        return times * PAUSE[0], times * PAUSE[1]
 
     def budget(self, state: Any, rows: int = 1, drafting: int | None = None) -> int:
         """Little at first; nothing while speculation pauses, nor where so many rows leave no gain
@@ -202,14 +210,15 @@ class CostAware(Lookahead):
         if seen.accepted == seen.drafted >= own.reach:
             found = replace(found, reach=own.reach * 2)
         lost = found.cost - found.written
+        first, most = self._pauses
         if lost <= LOSS and self._gains(found):
-            return replace(found, pause=PAUSE[0]) if lost < -LOSS else found
+            return replace(found, pause=first) if lost < -LOSS else found
         return replace(
             found,
             cost=min(found.cost, found.written + LOSS),
             reach=1,
             plain=own.pause,
-            pause=min(2 * own.pause, PAUSE[1]),
+            pause=min(2 * own.pause, most),
         )
 
 
