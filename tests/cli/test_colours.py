@@ -49,7 +49,7 @@ def test_colours_follow_the_origins(
 def test_an_unrelated_draft_is_corrected(
     run: Run, folders: dict[str, str], arguments: list[str], plain: str, terminal: None
 ) -> None:
-    done = run(*arguments, folders["draft"])
+    done = run(*arguments, folders["draft"], "-p", "static:tokens=3")
     assert STYLE.sub("", done.stdout) == plain
     assert RED in STYLE.findall(done.stdout)
 
