@@ -61,6 +61,8 @@ class State:
     """Those that the target judged."""
     accepted: tuple[float, ...]
     """Those that it accepted."""
+    pause: int
+    """Rounds without a draft the next time that speculation loses."""
     cost: float = PRICE[0]
     """Of the rounds with a draft, in steps of the target; earlier rounds count less."""
     written: float = PRICE[1]
@@ -69,8 +71,6 @@ class State:
     """The most tokens to draft, until windows of that length were accepted whole."""
     plain: int = 0
     """Rounds still to go without a draft."""
-    pause: int = PAUSE[0] * RARE
-    """Rounds without a draft the next time that speculation loses."""
 
     @property
     def price(self) -> float:
@@ -132,7 +132,7 @@ class CostAware(Lookahead):
         judged, often = (tuple(trust * share for share in SHARES) for trust in TRUST)
         accepted = tuple(count * rate for count, rate in zip(judged, RATES, strict=True))
         wait = math.floor(WAIT * self.read * unread)
-        return State(often, judged, accepted, plain=wait, pause=self._pauses[0])
+        return State(often, judged, accepted, self._pauses[0], plain=wait)
 
     @property
     def _pauses(self) -> tuple[int, int]:
