@@ -60,6 +60,25 @@ def test_a_draft_is_made(
 
 
 @pytest.mark.slow
+def test_answers_are_shared(
+    run: Run, models: list[str], prompts: str, folders: dict[str, str], tmp_path: Path
+) -> None:
+    answers = tmp_path / "answers.jsonl"
+    data = ["--task", prompts, "--answers", str(answers), *SHORT]
+    first = run("align", *models, *data, "--out", str(tmp_path / "one"))
+    assert first.exit_code == 0, first.stderr
+    asked = answers.read_bytes()
+    assert not (tmp_path / "one" / "work" / "answers.jsonl").exists()
+    cut = ["-t", folders["target"], "--init", "layers=1"]
+    second = run("align", *cut, *data, "--out", str(tmp_path / "two"))
+    assert second.exit_code == 0, second.stderr
+    assert answers.read_bytes() == asked
+    other = run("align", *cut, *data, "-m", "5", "--out", str(tmp_path / "three"))
+    assert other.exit_code == 2
+    assert f"{answers} was written with --max-new-tokens 8, and now it is 5" in other.stderr
+
+
+@pytest.mark.slow
 def test_source_text_alone(run: Run, folders: dict[str, str], prompts: str, tmp_path: Path) -> None:
     out = tmp_path / "cut"
     models = ["-t", folders["target"], "--init", "layers=1"]

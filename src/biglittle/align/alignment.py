@@ -43,6 +43,7 @@ def align(
     plan: Plan,
     out: str | Path,
     *,
+    answers: str | Path | None = None,
     rows: int = ROWS,
     command: str = "",
     progress: Progress | None = None,
@@ -57,6 +58,8 @@ def align(
     Args:
         plan: What, with what, and how.
         out: The folder; new, or that of the same plan, which is gone on with.
+        answers: A file of the target's answers that several runs share: what one has asked, the
+            next does not ask again. Default: one in the folder.
         rows: Texts that are written beside each other.
         command: For the model card.
         progress: Told what is done.
@@ -68,7 +71,7 @@ def align(
         LoadError, IncompatiblePairError: Models that cannot be loaded, or used together.
         KeyboardInterrupt: It was stopped; the same call goes on.
     """
-    run = _Run(plan, Path(out), rows, progress or _silent, stop)
+    run = _Run(plan, Path(out), answers, rows, progress or _silent, stop)
     if "made" not in run.state:
         run.run()
         written_whole(run.out / "README.md", model_card(plan, run.report(), command))
@@ -82,11 +85,18 @@ class _Run:
     """The stages, each done once."""
 
     def __init__(
-        self, plan: Plan, out: Path, rows: int, say: Progress, stop: threading.Event | None
+        self,
+        plan: Plan,
+        out: Path,
+        answers: str | Path | None,
+        rows: int,
+        say: Progress,
+        stop: threading.Event | None,
     ) -> None:
         self.plan, self.out, self.rows, self.stop = plan, out, rows, stop
         self._say = say
         self.work = out / "work"
+        self.answers = Path(answers or self.work / "answers.jsonl").expanduser()
         self.state = State(out, plan.as_dict())
         self.student = make_student(plan, out, self.work)
         self.tasks = list(plan.tasks)
@@ -150,7 +160,7 @@ class _Run:
         self._held_out(calibration.conversations)  # refuses
         self.state.begin()
         answers = calibration.run(
-            self.work / "answers.jsonl",
+            self.answers,
             lambda done, total, _: self.say("asking the target", done, total),
         )
         samples = [answer.sample for answer in answers]

@@ -267,6 +267,16 @@ def align(
     ] = False,
     data: DataOptions,
     training: TrainingOptions,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the target's answers are kept. Runs that share it do not ask twice. "
+            "Default: in the folder.",
+            show_default=False,
+            **_OUTPUT,
+        ),
+    ] = None,
     rows: Annotated[
         int, typer.Option(min=1, help="Texts that are written beside each other.", **_OUTPUT)
     ] = ROWS,
@@ -299,7 +309,9 @@ def align(
     with first_interrupt() as stop, _progress(screen) as say, notes(screen):
         try:
             command = shlex.join(["biglittle", *sys.argv[1:]])
-            report = run(plan, out, rows=rows, command=command, progress=say, stop=stop)
+            report = run(
+                plan, out, answers=answers, rows=rows, command=command, progress=say, stop=stop
+            )
         except KeyboardInterrupt:
             screen.note("stopped: the same command goes on")
             raise typer.Exit(130) from None
