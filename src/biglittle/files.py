@@ -8,7 +8,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["GrowingFile", "write_whole"]
+from filelock import FileLock, Timeout
+
+from .errors import ParameterError
+
+__all__ = ["LOCK", "GrowingFile", "take", "write_whole"]
+
+LOCK = ".lock"
+
+
+def take(folder: Path, doing: str) -> FileLock:
+    """Have a folder, made if need be, for this process alone, until the lock is released.
+
+    Args:
+        folder: The folder.
+        doing: What another process would be doing there, for the message.
+
+    Raises:
+        ParameterError: Another process has it.
+        OSError: It cannot be made or written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ParameterError(
+            f"another process is {doing} in {folder}: wait for it, or give another folder"
+        ) from None
+    return lock
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import biglittle
 from biglittle import ParameterError
 from biglittle.align import AlignReport, Plan, Settings, align, evaluation
+from biglittle.align.report import State
 from biglittle.bench.readers import read_tasks
 from biglittle.bench.readers.options import ReadOptions
 from biglittle.bench.readers.parallel import read_source
@@ -247,3 +248,28 @@ def test_a_folder_of_something_else(
     (tmp_path / "align.json").write_text("{}")
     with pytest.raises(ParameterError, match="is no alignment of this version"):
         align(plan(folders, tasks), tmp_path)
+
+
+def test_two_processes_in_one_folder(
+    folders: dict[str, str], tasks: tuple[Task, ...], tmp_path: Path
+) -> None:
+    asked = plan(folders, tasks, max_new_tokens=2, settings=dataclasses.replace(FAST, steps=1))
+    tried: list[str] = []
+
+    def again(what: str, done: int, total: int) -> None:
+        if what.partition(",")[0] not in tried:
+            tried.append(what.partition(",")[0])
+            with pytest.raises(ParameterError, match="another process is aligning in"):
+                align(asked, tmp_path / "out")
+
+    align(asked, tmp_path / "out", progress=again)
+    assert {"asking the target", "training"} <= set(tried)
+    assert not (tmp_path / "out" / ".lock").exists()
+
+
+def test_a_kill_before_it_has_begun(tmp_path: Path) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".align.json.new").touch()
+    State(tmp_path, {"lora": 4}).begin()
+    with pytest.raises(ParameterError, match="lora=4, and now it is 5"):
+        State(tmp_path, {"lora": 5})

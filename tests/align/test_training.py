@@ -133,6 +133,19 @@ def test_killed_in_a_checkpoint(target: Any, samples: list[Sample], tmp_path: Pa
     assert same_weights(part, whole)
 
 
+def test_the_best_weights_of_a_folder_that_was_moved(
+    target: Any, samples: list[Sample], tmp_path: Path
+) -> None:
+    """A full disk at the end of a training: its folder goes to another disk."""
+    best, wanted = train(target, samples, tmp_path / "here")
+    rates = [rate for _, rate in wanted.history]
+    assert rates.index(max(rates)) < len(rates) - 1  # else the last weights are the best
+    (tmp_path / "here").rename(tmp_path / "there")
+    again, found = train(target, samples, tmp_path / "there")
+    assert found == wanted
+    assert same_weights(best, again)
+
+
 def test_it_ends_when_the_agreement_has_stopped_growing(
     target: Any, samples: list[Sample], tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import random
 import shutil
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,9 +74,12 @@ def align(
     """
     run = _Run(plan, Path(out), answers, rows, progress or _silent, stop)
     if "made" not in run.state:
-        run.run()
-        written_whole(run.out / "README.md", model_card(plan, run.report(), command))
-        run.state.put("made", {"command": command, "versions": versions(), "hardware": hardware()})
+        with closing(run.state):
+            run.run()
+            card = model_card(plan, run.report(), command)
+            written_whole(run.out / "README.md", card)
+            made = {"command": command, "versions": versions(), "hardware": hardware()}
+            run.state.put("made", made)
     shutil.rmtree(run.work / "training", ignore_errors=True)
     shutil.rmtree(run.work / "init", ignore_errors=True)
     return run.report()
@@ -104,6 +108,8 @@ class _Run:
 
     def run(self) -> None:
         """Do what is not done yet."""
+        if self.state.begun:
+            self.state.begin()
         answers = self._answers()
         kept, held = self._split(answers)
         samples, held_out = [a.sample for a in kept], [a.sample for a in held]

@@ -8,15 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import BaseFileLock
+
 from ..errors import ParameterError
+from ..files import LOCK, take
 from .evaluation import Evaluation
-from .files import written_whole
+from .files import writing, written_whole
 from .training import TrainingReport
 
 __all__ = ["AlignReport", "State"]
 
 FORMAT, VERSION = "biglittle-align", 1
 FILE = "align.json"
+UNBEGUN = {LOCK, f".{FILE}.new"}
+"""What a run leaves that was killed, or found a full disk, before it had begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class AlignReport:
 class State:
     """`align.json`: the plan, and the results of the stages that are done.
 
+    What is written is written by one process at a time, between `begin` and `close`.
+
     Args:
         folder: Where it is.
         plan: Plain data; a folder of another plan is refused.
@@ -58,17 +65,41 @@ class State:
         self.path = folder / FILE
         plan = json.loads(json.dumps(plan))  # as it is read back
         self._data: dict[str, Any] = {"format": FORMAT, "version": VERSION, "plan": plan}
+        self._lock: BaseFileLock | None = None
         if self.path.exists():
             self._data = _read(self.path)
             _check_same(self.path, self._data["plan"], plan)
-        elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        elif folder.exists() and (
+            not folder.is_dir() or {path.name for path in folder.iterdir()} - UNBEGUN
+        ):
             raise ParameterError(
                 f"{folder} is there already and holds no alignment; give another folder"
             )
 
+    @property
+    def begun(self) -> bool:
+        """Whether the folder is there, with the plan in it."""
+        return self.path.exists()
+
     def begin(self) -> None:
-        """Make the folder, with the plan in it."""
+        """Make the folder, with the plan in it, for this process alone.
+
+        Raises:
+            ParameterError: Another process works there, or it cannot be written.
+        """
+        if self._lock is None:
+            with writing(self.path):
+                self._lock = take(self.path.parent, "aligning")
+            if self.begun:  # another process may have gone on
+                self._data = _read(self.path)
         self._write()
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        if self._lock is not None:
+            (self.path.parent / LOCK).unlink(missing_ok=True)
+            self._lock.release()
+            self._lock = None
 
     def __contains__(self, stage: str) -> bool:
         return stage in self._data

@@ -339,6 +339,18 @@ class _Patience(TrainerCallback):
     on_step_begin = on_evaluate  # where a checkpoint is of a training that had ended
 
 
+class _Best(TrainerCallback):
+    """Finds the best checkpoint where it is now: what went before may have been elsewhere."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Before the first step of this run."""
+        best = Path(args.output_dir or "") / f"checkpoint-{state.best_global_step}"
+        if state.best_global_step and best.is_dir():
+            state.best_model_checkpoint = str(best)
+
+
 class _Stop(TrainerCallback):
     """Ends a training that its user ends, with a checkpoint."""
 
@@ -356,7 +368,7 @@ class _Stop(TrainerCallback):
 def _callbacks(
     settings: Settings, progress: Progress | None, stop: threading.Event | None
 ) -> list[TrainerCallback]:
-    found: list[TrainerCallback] = []
+    found: list[TrainerCallback] = [_Best()]
     if settings.patience:
         found.append(_Patience(settings.patience))
     if progress is not None:

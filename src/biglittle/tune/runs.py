@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ..bench.records import Header
 from ..errors import ParameterError
-from ..files import GrowingFile
+from ..files import GrowingFile, take
 from ..results import Result
 
 __all__ = ["Output", "Runs", "check_beforehand", "only_one"]
@@ -97,13 +95,7 @@ def only_one(folder: Path) -> Iterator[None]:
         ParameterError: One does; or the folder cannot be made.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ParameterError(
-            f"another process is tuning in {folder}: wait for it, or give another folder"
-        ) from None
+        lock = take(folder, "tuning")
     except OSError as cause:
         raise ParameterError(f"{folder} is no folder to write to: {cause.strerror}") from cause
     try:
