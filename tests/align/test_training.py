@@ -137,11 +137,12 @@ def test_the_best_weights_of_a_folder_that_was_moved(
     target: Any, samples: list[Sample], tmp_path: Path
 ) -> None:
     """A full disk at the end of a training: its folder goes to another disk."""
-    best, wanted = train(target, samples, tmp_path / "here")
+    settings = dataclasses.replace(FAST, learning_rate=1e-2, epochs=5)
+    best, wanted = train(target, samples, tmp_path / "here", settings)
     rates = [rate for _, rate in wanted.history]
     assert rates.index(max(rates)) < len(rates) - 1  # else the last weights are the best
     (tmp_path / "here").rename(tmp_path / "there")
-    again, found = train(target, samples, tmp_path / "there")
+    again, found = train(target, samples, tmp_path / "there", settings)
     assert found == wanted
     assert same_weights(best, again)
 
