@@ -18,6 +18,7 @@ from biglittle.tune import parse_budget
 from biglittle.tune.lab import Clock, Lab, OutOfTime, split
 from biglittle.tune.quality import Judge
 from biglittle.tune.runs import Runs
+from biglittle.tune.search import _open
 
 HEADER = Header({}, {}, {}, {}, "by hand")
 
@@ -117,3 +118,11 @@ def test_time() -> None:
     Clock(1000).check()
     with pytest.raises(OutOfTime):
         Clock(0).check()
+
+
+def test_what_a_killed_search_left_beside_its_journal(tmp_path: Path) -> None:
+    left = [tmp_path / "optuna.log.lock", tmp_path / "optuna.log.lock1a2b.rename"]
+    for path in left:
+        path.touch()
+    _open(tmp_path / "optuna.log", "agreement: 0")
+    assert [path.name for path in tmp_path.iterdir()] == ["optuna.log"]

@@ -71,6 +71,13 @@ def without(name: str) -> str:
         (json.dumps({**profile().as_dict(), "version": 9}), "a profile of version 9"),
         (json.dumps({**profile().as_dict(), "policy": "bidl"}), "is damaged"),
         (json.dumps({**profile().as_dict(), "promised": {}}), "is damaged"),
+        (json.dumps({**profile().as_dict(), "target": 5}), "damaged .target is 5"),
+        (
+            json.dumps({**profile().as_dict(), "options": ["dtype"]}),
+            "damaged .options is no object",
+        ),
+        (json.dumps({**profile().as_dict(), "options": {"dtyp": 1}}), "no option 'dtyp'"),
+        (json.dumps({**profile().as_dict(), "models": {}}), "models has no 'draft'"),
         (without("policy"), "is damaged"),
         (without("timed"), "is damaged"),
     ],
@@ -93,6 +100,20 @@ def test_a_pair_by_its_profile(tmp_path: Path) -> None:
     assert found.summary == pair().summary == "float32 on cpu"
     result = found.generate("the big model", max_new_tokens=4)
     assert (result.policy, result.lossless) == (LOSSY, False)
+
+
+def test_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(profile().as_dict()), encoding="utf-8-sig")
+    assert Profile.load(path) == profile()
+
+
+def test_trust_is_not_a_files_to_give() -> None:
+    sly = profile(options={"dtype": "float32", "trust_remote_code": True})
+    given = {"dtype": "auto", "trust_remote_code": False}
+    assert sly.sources(None, None, given, given)[2] == {**given, "dtype": "float32"}
+    own = {**given, "trust_remote_code": True}
+    assert sly.sources(None, None, own, given)[2]["trust_remote_code"] is True
 
 
 def test_what_is_given_comes_first(tmp_path: Path) -> None:

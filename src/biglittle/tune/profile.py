@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Rejected"]
 
 NAME = {"format": "biglittle profile", "version": 1}
+TRUST = "trust_remote_code"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Profile:
             ParameterError: No file, no profile, one of another version, or a damaged one.
         """
         try:
-            data = json.loads(Path(path).expanduser().read_text(encoding="utf8"))
+            data = json.loads(Path(path).expanduser().read_text("utf-8-sig"))
             name = {key: data.pop(key, None) for key in NAME}
         except OSError as cause:
             raise ParameterError(f"profile {path} cannot be read: {cause.strerror}") from None
@@ -121,7 +122,8 @@ class Profile:
         self, target: Any, draft: Any, options: Mapping[str, Any], defaults: Mapping[str, Any]
     ) -> tuple[Any, Any, dict[str, Any]]:
         """What `load` should load: what it was given, and the profile's own for the rest. How
-        models are loaded does not matter to a target in memory.
+        models are loaded does not matter to a target in memory, and trust in code that comes with
+        a model is no file's to give.
 
         Raises:
             ParameterError: No target, neither there nor here.
@@ -133,7 +135,7 @@ class Profile:
         named = target is None or isinstance(target, str | Path)
         tuned = self.options if named else {}
         own = {
-            name: tuned.get(name, value) if value == defaults[name] else value
+            name: tuned.get(name, value) if value == defaults[name] and name != TRUST else value
             for name, value in options.items()
         }
         return (
@@ -147,6 +149,7 @@ def _profile(data: Mapping[str, Any]) -> Profile:
     names = {field.name for field in fields(Profile)}
     values = {name: data[name] for name in names}
     parse_policy(values["policy"])
+    _check_sources(values)
     return Profile(
         **values
         | {
@@ -161,6 +164,26 @@ def _profile(data: Mapping[str, Any]) -> Profile:
             "costs": tuple(map(Costs.from_dict, data["costs"])),
         }
     )
+
+
+def _check_sources(values: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for what `load` cannot take: a profile may have been edited by hand."""
+    from ..pair import DEFAULTS
+
+    for name in ("target", "draft"):
+        if not isinstance(values[name], str | None):
+            raise ValueError(f"{name} is {values[name]!r}, and no name")
+    if unknown := [name for name in _mapping(values, "options") if name not in DEFAULTS]:
+        raise ValueError(f"there is no option {unknown[0]!r}")
+    if missing := {"target", "draft", "tokenizer"} - set(_mapping(values, "models")):
+        raise ValueError(f"models has no {min(missing)!r}")
+
+
+def _mapping(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if not isinstance(values[name], Mapping):
+        raise ValueError(f"{name} is no object")
+    found: Mapping[str, Any] = values[name]
+    return found
 
 
 def _setting(data: Mapping[str, Any]) -> Setting:

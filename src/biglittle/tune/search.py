@@ -161,7 +161,8 @@ def _open(path: Path, title: str) -> Study:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     GrowingFile(path).mend()
-    path.with_name(path.name + ".lock").unlink(missing_ok=True)  # of a killed run: we are alone
+    for lock in path.parent.glob(f"{path.name}.lock*"):  # of a killed run: we are alone
+        lock.unlink()
     storage = JournalStorage(JournalFileBackend(str(path)))
     return optuna.create_study(
         storage=storage, study_name=title, direction="minimize", load_if_exists=True
