@@ -19,6 +19,10 @@ from ..files import GrowingFile, write_whole
 __all__ = ["Records", "read_records", "writing", "written_whole"]
 
 
+TORCH_WRITES = ("PytorchStreamWriter", "inline_container", "iostream error")
+"""What `torch.save` speaks of when it cannot write."""
+
+
 class Records:
     """A file that records are added to; one that is there is gone on with.
 
@@ -91,9 +95,11 @@ def writing(path: Path) -> Iterator[None]:
     except BiglittleError:  # some are OSErrors too
         raise
     except (OSError, RuntimeError, SafetensorError) as cause:
-        if isinstance(cause, RuntimeError) and "PytorchStreamWriter" not in str(cause):
-            raise
         reason = getattr(cause, "strerror", None) or " ".join(str(cause).split())
+        if isinstance(cause, RuntimeError):
+            if not any(name in str(cause) for name in TORCH_WRITES):
+                raise
+            reason = "is the disk full?"
         raise ParameterError(
             f"{path} cannot be written ({reason}); make room there, and give the same command "
             "again: what was done is kept"
