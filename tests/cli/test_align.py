@@ -135,7 +135,7 @@ def test_ctrl_c_says_how_to_go_on(
     ("arguments", "message"),
     [
         (["-t", "{target}"], "there is nothing to train"),
-        (["-d", "{draft}", "--init", "layers=1"], "two drafts"),
+        (["-d", "{draft}", "--init", "layers=1"], "--init layers=1 are two drafts"),
         (["--init", "layers=x"], "layers=x is no number"),
         (["--init", "layers=9"], "has 2 layers, of which 9 cannot be cut"),
         (["-d", "{foreign}"], "different tokenizers"),

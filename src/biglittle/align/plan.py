@@ -57,7 +57,8 @@ class Plan:
             object.__setattr__(self, "init", parse_cut(self.init))
         given = [name for name in ("draft", "init", "early_exit") if getattr(self, name)]
         if len(given) > 1:
-            raise ParameterError(f"{given[0]} and {given[1]} are two drafts; leave one out")
+            one, other = (f"{name}={str(getattr(self, name))!r}" for name in given[:2])
+            raise ParameterError(f"{one} and {other} are two drafts; leave one out")
         if not given:
             raise ParameterError(
                 "there is nothing to train; give a draft, cut one out of the target (init, e.g. "
