@@ -9,9 +9,11 @@ from urllib.request import urlopen
 
 import openai
 import pytest
+import transformers as tf
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
+from tests.models import T5
 from tests.server.conftest import NAME, Running, make_service, wait_for
 
 from biglittle import Pair
@@ -425,6 +427,16 @@ def test_what_prompts_share_is_not_read_again(pair: Pair) -> None:
         assert cached[0] == 0
         assert cached[1] is not None
         assert cached[1] >= len(pair.tokenizer(system).input_ids) - 2
+
+
+def test_the_prompts_of_encoders_are_limited(pair: Pair) -> None:
+    vocab = len(pair.tokenizer)
+    model = tf.T5ForConditionalGeneration(tf.T5Config(**{**T5, "vocab_size": vocab})).eval()
+    service = make_service(Pair(model, None, pair.tokenizer), prompt_tokens=50)
+    with Running(service) as running, running.client() as client:
+        assert client.completions.create(model=NAME, prompt=PROMPT, max_tokens=4).choices
+        with pytest.raises(openai.BadRequestError, match="takes 50 at most"):
+            client.completions.create(model=NAME, prompt=PROMPT * 20, max_tokens=4)
 
 
 def test_what_would_never_fit_in_the_cache(pair: Pair) -> None:

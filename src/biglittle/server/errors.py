@@ -122,6 +122,8 @@ def as_api(error: Exception) -> ApiError:
             return ApiError(400, str(error), code="invalid_policy", param="policy")
         case ParameterError():
             return ApiError(400, str(error))
+        case RowError(__cause__=ParameterError() as cause):  # a schema beyond the grammar's limits
+            return ApiError(400, str(cause))
         case RowError():
             return ApiError(500, f"the request failed: {error}", code="request_failed")
         case EngineError():
