@@ -62,6 +62,10 @@ class GrowingFile:
         """The complete lines, without their newlines."""
         return self.path.read_bytes().split(b"\n")[:-1]
 
+    def rest(self) -> bytes:
+        """What a killed run left unfinished, if anything."""
+        return self.path.read_bytes().rpartition(b"\n")[2]
+
     def mend(self) -> None:
         """Cut off a line that was not written to its end."""
         if self.path.is_file():

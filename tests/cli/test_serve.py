@@ -157,3 +157,22 @@ def test_ctrl_c_ends_it(start: Start, folders: dict[str, str]) -> None:
     with serving(start, folders["target"]) as (process, _):
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(60) == 130
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_it_at_once(start: Start, folders: dict[str, str]) -> None:
+    arguments = [folders["long"], "--grace", "600", "--max-new-tokens", "100000"]
+    with serving(start, *arguments) as (process, url):
+        body = {"model": "long", "prompt": "The little model", "temperature": 0, "stream": True}
+        body |= {"max_tokens": 100_000}
+        headers = {"Content-Type": "application/json"}
+        stream = urlopen(Request(f"{url}/v1/completions", json.dumps(body).encode(), headers))
+        assert stream.readline().startswith(b"data: ")
+        os.kill(process.pid, signal.SIGINT)
+        with pytest.raises(URLError):  # it takes no more requests
+            while urlopen(f"{url}/health"):
+                time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130
+        assert "shutting down" in stream.read().decode().splitlines()[-2]
+        assert "Traceback" not in process.stderr.read().decode()

@@ -9,12 +9,16 @@ from urllib.request import urlopen
 
 import openai
 import pytest
+import transformers as tf
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic import ValidationError
+from tests.models import T5
 from tests.server.conftest import NAME, Running, make_service, wait_for
 
 from biglittle import Pair
 from biglittle.server.logs import JsonLines
+from biglittle.server.schemas import CompletionRequest
 
 PROMPT = "The little model"
 MESSAGES: Any = [{"role": "user", "content": "Who writes?"}]
@@ -260,6 +264,13 @@ def test_lossy_policies_need_the_servers_leave(pair: Pair) -> None:
         ({"response_format": {"type": "json_schema"}}, "json_schema"),
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "but tiny has a context of 512"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: Input should be"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content.0.type: Input should be 'text'",
+        ),
+        ({"stop": ["x", 1]}, "stop.1: Input should be a valid string"),
+        ({str(i): i for i in range(100)}, "too many fields"),
         ({"chat_template": "{{ 7*7 }}"}, "chat_template: unknown"),
         ({"\ud800": 1}, "unicode"),
     ],
@@ -302,6 +313,31 @@ def test_rubbish(server: Running, body: bytes, status: int) -> None:
     found, _, answer = post(server, "/v1/chat/completions", body)
     assert found == status
     assert json.loads(answer)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt": [-1] * 1000},
+        {"prompt": ["x"] + [7] * 100},
+        {"prompt": [[1], [-1] * 1000]},
+        {"prompt": [True] * 1000},
+        {"prompt": "x", "stop": [""] * 1000},
+        {"prompt": "x", "prediction": {"type": "content", "content": [{}] * 1000}},
+    ],
+)
+def test_of_a_thousand_mistakes_one_is_told(changes: dict[str, Any]) -> None:
+    # Each that is found takes time and memory: of a million of them, seconds and gigabytes.
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"model": NAME, **changes})
+    assert caught.value.error_count() <= 2  # a part of a content has two fields
+
+
+def test_a_body_that_is_not_said_to_be_json(server: Running) -> None:
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}  # curl's, unless told otherwise
+    status, _, answer = post(server, "/v1/completions", b'{"model": "tiny"}', **kind)
+    assert status == 400
+    assert "send one, as Content-Type: application/json" in str(answer)
 
 
 def test_unknown_paths_and_methods(server: Running) -> None:
@@ -391,6 +427,16 @@ def test_what_prompts_share_is_not_read_again(pair: Pair) -> None:
         assert cached[0] == 0
         assert cached[1] is not None
         assert cached[1] >= len(pair.tokenizer(system).input_ids) - 2
+
+
+def test_the_prompts_of_encoders_are_limited(pair: Pair) -> None:
+    vocab = len(pair.tokenizer)
+    model = tf.T5ForConditionalGeneration(tf.T5Config(**{**T5, "vocab_size": vocab})).eval()
+    service = make_service(Pair(model, None, pair.tokenizer), prompt_tokens=50)
+    with Running(service) as running, running.client() as client:
+        assert client.completions.create(model=NAME, prompt=PROMPT, max_tokens=4).choices
+        with pytest.raises(openai.BadRequestError, match="takes 50 at most"):
+            client.completions.create(model=NAME, prompt=PROMPT * 20, max_tokens=4)
 
 
 def test_what_would_never_fit_in_the_cache(pair: Pair) -> None:

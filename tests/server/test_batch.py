@@ -146,11 +146,31 @@ def test_answers_of_another_batch(requests: Path, tmp_path: Path) -> None:
         Answers(out, read_batch(requests))
 
 
+@pytest.mark.parametrize("text", ["notes, without a newline", '{"custom_id": "1"}', '{"id": "x'])
+def test_a_file_of_one_line_is_not_taken_for_an_answer(
+    requests: Path, tmp_path: Path, text: str
+) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text(text, encoding="utf8")
+    with pytest.raises(ParameterError, match="out.jsonl:1 answers no request of this batch"):
+        Answers(out, read_batch(requests))
+    assert out.read_text(encoding="utf8") == text
+
+
+def test_the_requests_are_not_taken_for_answers(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps(line("a")), encoding="utf8")
+    with pytest.raises(ParameterError, match="answers no request"):
+        Answers(path, read_batch(path))
+    assert json.loads(path.read_text(encoding="utf8")) == line("a")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "there is no request"),
         ("{", "in.jsonl:1 is not JSON"),
+        ("[" * 100_000, "in.jsonl:1 is not JSON"),
         ("\n7", "in.jsonl:2 has no"),
         (json.dumps({**line("a"), "method": "GET"}), "must be POST"),
         (json.dumps({**line("a"), "url": "/v1/embeddings"}), "/v1/completions"),

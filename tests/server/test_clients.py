@@ -19,10 +19,16 @@ from biglittle.decoding import Engine
 from biglittle.server import app
 
 
-def send(running: Running, body: dict[str, Any], *, length: int | None = None) -> socket.socket:
+def send(
+    running: Running, body: dict[str, Any], *, length: int | None = None, room: int | None = None
+) -> socket.socket:
     """A request whose answer is not waited for."""
     raw = json.dumps({"model": NAME, "prompt": PROMPT, **body}).encode()
-    found = socket.create_connection(("127.0.0.1", running.port), timeout=30)
+    found = socket.socket()
+    found.settimeout(30)
+    if room is not None:  # bytes that the system takes before they are read
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+    found.connect(("127.0.0.1", running.port))
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(raw) if length is None else length}\r\n\r\n"
@@ -74,6 +80,17 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream(pair: Pair) -> None:
             next(iter(stream))
             stream.close()
         wait_for(lambda: scheduler.running == 0)
+
+
+def test_a_client_that_stops_reading_is_let_go(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "READ_SECONDS", 0.0)
+    with Running(make_service(pair, seconds=2.0)) as running:
+        running.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
+        tasks = running._server.server_state.tasks
+        body = {"max_tokens": 250, "temperature": 0, "stream": True, "logprobs": 20}
+        with send(running, body, room=2048):
+            wait_for(lambda: bool(tasks))
+            wait_for(lambda: not tasks)
 
 
 def test_a_full_queue(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

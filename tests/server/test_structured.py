@@ -104,12 +104,26 @@ def test_a_stream(client: OpenAI) -> None:
 
 @pytest.mark.parametrize(
     "schema",
-    [{"type": "nonsense"}, {"$ref": "http://example.org/x.json"}, {"$ref": "file:///etc/passwd"}],
+    [
+        {"type": "nonsense"},
+        {"$ref": "http://example.org/x.json"},
+        {"$ref": "file:///etc/passwd"},
+        {"$ref": "#"},
+    ],
 )
 def test_a_schema_that_cannot_be_followed(client: OpenAI, schema: Any) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     with pytest.raises(openai.BadRequestError, match="schema cannot be followed"):
         ask(client, form)
+
+
+def test_a_schema_beyond_the_grammars_limits(client: OpenAI) -> None:
+    keys = [{f"k{i}{j}": {"type": "string"} for j in range(40)} for i in range(40)]
+    schema = {"anyOf": [{"type": "object", "properties": properties} for properties in keys]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="grammar gave up") as caught:
+        ask(client, form, temperature=0)
+    assert "<state>" not in caught.value.message
 
 
 def test_a_draft_model_of_its_own(two: Pair) -> None:

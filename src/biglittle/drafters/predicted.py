@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,22 +98,18 @@ def follow(prediction: Sequence[int], written: Sequence[int]) -> int | None:
     is. None where there is no such piece, or nothing comes after it."""
     if not written:
         return 0
-    best: tuple[int, int] | None = None
-    place = None
-    for end in range(1, len(prediction)):
-        if prediction[end - 1] != written[-1]:
-            continue
-        length = _common(prediction[max(0, end - LONGEST) : end], written)
-        rank = (length, -abs(end - len(written)))
-        if length >= min(2, len(written)) and (best is None or rank > best):
-            best, place = rank, end
-    return place
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Tokens in which two texts end alike, up to `LONGEST`."""
-    most = min(len(first), len(second), LONGEST)
-    return next((i for i in range(most) if first[-1 - i] != second[-1 - i]), most)
+    array = np.asarray(prediction)
+    best = 0
+    ends = np.arange(1, len(array))  # after which the text may go on
+    for length in range(1, min(len(written), LONGEST) + 1):
+        found = ends[ends >= length]
+        found = found[array[found - length] == written[-length]]
+        if not found.size:
+            break
+        best, ends = length, found
+    if best < min(2, len(written)):
+        return None
+    return int(ends[np.abs(ends - len(written)).argmin()])
 
 
 def one_hot(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
@@ -25,8 +27,11 @@ from .service import Job, Service
 
 __all__ = ["create_app"]
 
+log = logging.getLogger("biglittle.server")
+
 T = TypeVar("T")
 BODY_SECONDS = 30.0  # for a client to send its request
+READ_SECONDS = 30.0  # beyond the request's time, for a client to read what was written in it
 Responses = dict[int | str, dict[str, Any]]
 REFUSALS: Responses = {
     status: {"model": ErrorBody, "description": text}
@@ -190,7 +195,8 @@ async def _gone(request: Request) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. However the response ends, the rows are free afterwards."""
+    """Server-sent events. However the response ends, the rows are free afterwards; and it ends,
+    even if the client stops reading."""
 
     def __init__(self, job: Job, headers: dict[str, str]) -> None:
         super().__init__(_events(job), media_type="text/event-stream", headers=headers)
@@ -198,10 +204,15 @@ class EventStream(StreamingResponse):
         self._job = job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ticket = self._job.ticket
+        left = ticket.deadline - time.perf_counter() + READ_SECONDS
         try:
-            await super().__call__(scope, receive, send)
+            async with asyncio.timeout(left):
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            log.warning("a client does not read its answer: it is let go")
         finally:
-            self._job.ticket.cancel()
+            ticket.cancel()
 
 
 async def _events(job: Job) -> AsyncIterator[str]:

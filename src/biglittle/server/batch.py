@@ -28,6 +28,8 @@ from .service import Job, Service
 __all__ = ["Answers", "BatchLine", "read_batch", "run_batch"]
 
 PAUSE = 0.05  # seconds between looks at a full queue, or at the wish to stop
+PREFIX = "batch_req_"
+BEGINNING = f'{{"id":"{PREFIX}'.encode()  # of an answer's line
 URLS: Mapping[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
@@ -76,7 +78,7 @@ def read_batch(path: Path) -> list[BatchLine]:
 def _line(where: str, raw: bytes) -> BatchLine:
     try:
         data = json.loads(raw)
-    except ValueError as cause:
+    except (RecursionError, ValueError) as cause:
         raise ParameterError(f"{where} is not JSON: {getattr(cause, 'msg', cause)}") from cause
     if not isinstance(data, dict) or not isinstance(data.get("custom_id"), str):
         raise ParameterError(f'{where} has no "custom_id"; give every request one of its own')
@@ -84,7 +86,7 @@ def _line(where: str, raw: bytes) -> BatchLine:
         known = " or ".join(URLS)
         raise ParameterError(f'{where}: "method" must be POST, and "url" {known}')
     text = json.dumps(data, sort_keys=True).encode()
-    name = f"batch_req_{hashlib.sha256(text).hexdigest()[:32]}"
+    name = f"{PREFIX}{hashlib.sha256(text).hexdigest()[:32]}"
     return BatchLine(name, data["custom_id"], data["url"], data.get("body"))
 
 
@@ -105,14 +107,14 @@ class Answers:
         self._file = GrowingFile(path)
         asked = {line.id for line in lines}
         with _writing(path):
-            found = self._file.lines() if path.exists() else []
+            found, rest = (self._file.lines(), self._file.rest()) if path.exists() else ([], b"")
         for number, line in enumerate(found, start=1):
             name = self._name(line)
             if name not in asked:
-                raise ParameterError(
-                    f"{path}:{number} answers no request of this batch; give another file"
-                )
+                raise self._foreign(number)
             self.done.add(name)
+        if not (BEGINNING.startswith(rest) or rest.startswith(BEGINNING)):  # it will be cut off
+            raise self._foreign(len(found) + 1)
         with _writing(path):
             self._file.append()  # before any work, the file can be written
 
@@ -132,6 +134,11 @@ class Answers:
         with _writing(self.path):
             self._file.append(record)
         self.done.add(line.id)
+
+    def _foreign(self, number: int) -> ParameterError:
+        return ParameterError(
+            f"{self.path}:{number} answers no request of this batch; give another file"
+        )
 
     @staticmethod
     def _name(line: bytes) -> str:

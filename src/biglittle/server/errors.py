@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ..errors import BiglittleError, ContextError, ParameterError, PolicyError, RowError
+from .schemas import TAGS
 
 __all__ = ["ApiError", "EngineError", "QueueFullError", "ShuttingDownError", "TimeUpError"]
 __all__ += ["as_api", "error_response", "first_problem", "reported"]
@@ -21,6 +22,9 @@ KINDS = {
     403: "permission_error",
     429: "rate_limit_error",
 }
+
+NO_OBJECT = ("model_attributes_type", "model_type", "dict_type")
+"""pydantic's words for it."""
 
 
 class ApiError(BiglittleError):
@@ -87,9 +91,12 @@ class EngineError(BiglittleError, RuntimeError):
 def first_problem(problems: Sequence[Any]) -> ApiError:
     """The first thing that pydantic finds wrong, by the name of its field; never what was sent."""
     problem = problems[0]
-    where = [str(part)[:64] for part in problem["loc"] if part != "body"]
+    where = [str(part)[:64] for part in problem["loc"] if part not in ("body", *TAGS)]
     if problem["type"] == "json_invalid":
         return ApiError(400, "the body is not JSON")
+    if not where and problem["type"] in NO_OBJECT:
+        reason = "the body is no JSON object; send one, as Content-Type: application/json"
+        return ApiError(400, reason)
     param = where[0] if where else None
     if problem["type"] == "extra_forbidden":
         return ApiError(400, f"{where[-1]}: unknown, or not supported here", param=param)
@@ -115,6 +122,8 @@ def as_api(error: Exception) -> ApiError:
             return ApiError(400, str(error), code="invalid_policy", param="policy")
         case ParameterError():
             return ApiError(400, str(error))
+        case RowError(__cause__=ParameterError() as cause):  # a schema beyond the grammar's limits
+            return ApiError(400, str(cause))
         case RowError():
             return ApiError(500, f"the request failed: {error}", code="request_failed")
         case EngineError():

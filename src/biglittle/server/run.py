@@ -17,6 +17,7 @@ __all__ = ["serve"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LAST = 5.0  # seconds beyond the grace for answers to reach clients that read slowly
+AT_ONCE = 1.0  # seconds for requests to tell their clients that there is no grace
 
 
 def serve(app: Any, service: Service, listener: socket.socket, *, grace: float) -> bool:
@@ -69,5 +70,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(asyncio.to_thread(self._service.stop, self._grace))
         await super().shutdown(sockets)
-        if not self.force_exit:
-            await ending
+        if self.force_exit:
+            await asyncio.to_thread(self._service.stop)
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks, timeout=AT_ONCE)
+        await ending

@@ -174,10 +174,11 @@ class Scheduler:
 
     def stop(self, grace: float = 0.0) -> None:
         """Take no new requests, let the others finish within so many seconds, and end the thread;
-        what is left then fails with `ShuttingDownError`."""
+        what is left then fails with `ShuttingDownError`. A second call may cut the first one's
+        grace short."""
         self.drain()
         with self._changed:
-            self._changed.wait_for(lambda: not self._busy, timeout=grace)
+            self._changed.wait_for(lambda: self._closing or not self._busy, timeout=grace)
             self._closing = True
             self._changed.notify_all()
         if self._thread.ident is not None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 __all__ = [
+    "TAGS",
     "ChatRequest",
     "CompletionRequest",
     "ErrorBody",
@@ -30,6 +32,7 @@ __all__ = [
 MOST_CHOICES = 128
 MOST_MESSAGES = 4096
 MOST_STOPS = 16
+MOST_FIELDS = 64  # of an object; what is unknown is told one by one, and there may be many
 
 Text = Annotated[str, Field(max_length=1 << 22)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
@@ -41,6 +44,13 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MOST_FIELDS:
+            raise PydanticCustomError("too_many_fields", "Object has too many fields")
+        return data
+
 
 class TextPart(Body):
     """A part of a message."""
@@ -49,7 +59,31 @@ class TextPart(Body):
     text: Text
 
 
-Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+# Of a union, only the kind that was meant is checked, and of a list, no more than what comes before
+# the first mistake: who sends a million of them is told of one.
+TAGS = ("<text>", "<list>", "<texts>", "<ids>", "<lists of ids>")
+"""What pydantic names in the place of a mistake, and no client has sent."""
+
+
+def text_or_list(value: Any) -> str:
+    """Which of the two it is meant to be."""
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+def kind_of_prompt(value: Any) -> str:
+    """The same of a prompt, of which there are four kinds."""
+    if not isinstance(value, list):
+        return "<text>"
+    first = value[0] if value else None
+    if isinstance(first, list):
+        return "<lists of ids>"
+    return "<texts>" if isinstance(first, str) else "<ids>"
+
+
+Parts = Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=1024)]
+Content = Annotated[
+    Annotated[Text, Tag("<text>")] | Annotated[Parts, Tag("<list>")], Discriminator(text_or_list)
+]
 
 
 def plain(content: str | list[TextPart]) -> str:
@@ -106,12 +140,18 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
 
+Stops = Annotated[list[Stop], Field(fail_fast=True, max_length=MOST_STOPS)]
+StopOrStops = Annotated[
+    Annotated[Stop, Tag("<text>")] | Annotated[Stops, Tag("<list>")], Discriminator(text_or_list)
+]
+
+
 class Shared(Body):
     """What both kinds of requests have."""
 
     model: Annotated[str, Field(max_length=512)]
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    stop: StopOrStops | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -131,7 +171,7 @@ class Shared(Body):
     # These are taken as long as they change nothing.
     frequency_penalty: Off | None = None
     presence_penalty: Off | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -139,18 +179,24 @@ class Shared(Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+TokenIds = Annotated[
+    list[Annotated[int, Field(strict=True, ge=0, lt=2**31)]], Field(fail_fast=True, min_length=1)
+]
+Texts = Annotated[list[Text], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)]
+ListsOfIds = Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)]
+PromptOrPrompts = Annotated[
+    Annotated[Text, Tag("<text>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[Texts, Tag("<texts>")]
+    | Annotated[ListsOfIds, Tag("<lists of ids>")],
+    Discriminator(kind_of_prompt),
+]
 
 
 class CompletionRequest(Shared):
     """`POST /v1/completions`."""
 
-    prompt: (
-        Text
-        | TokenIds
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_CHOICES)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MOST_CHOICES)]
-    )
+    prompt: PromptOrPrompts
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] | None = None
     suffix: Literal[""] | None = None
@@ -160,7 +206,9 @@ class CompletionRequest(Shared):
 class ChatRequest(Shared):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)
+    ]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -168,7 +216,7 @@ class ChatRequest(Shared):
     service_tier: Annotated[str, Field(max_length=64)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
     prompt_cache_key: Annotated[str, Field(max_length=512)] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
 
 
 class ErrorDetail(BaseModel):

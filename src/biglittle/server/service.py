@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "ServerSettings", "Service"]
 
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+MOST_PREDICTED = 1 << 16  # tokens of a prediction that are drafted from: every round searches them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +245,9 @@ class Service:
         return policy
 
     def _check_length(self, request: Request) -> None:
-        most, length = self.settings.limits.prompt_tokens, len(request.prompt.tokens)
+        read = (request.prompt.encoder or {}).get("input_ids")
+        length = len(request.prompt.tokens) if read is None else read.shape[1]
+        most = self.settings.limits.prompt_tokens
         if most is not None and length > most:
             raise ContextError(f"the prompt has {length} tokens; this server takes {most} at most")
 
@@ -255,7 +258,9 @@ class Service:
             policy = request.policy
             if policy.lookahead is None and body.policy is None:
                 policy = parse_policy(FREE)  # a pair without a draft: only the prediction drafts
-            request = dataclasses.replace(request, prediction=tuple(tokens), policy=policy)
+            request = dataclasses.replace(
+                request, prediction=tuple(tokens[:MOST_PREDICTED]), policy=policy
+            )
         form = body.response_format
         if form is not None and form.type != "text":
             schema = None if form.json_schema is None else form.json_schema.schema_

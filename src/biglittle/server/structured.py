@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from ..errors import BiglittleError, ParameterError
+from ..errors import ParameterError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -64,9 +64,10 @@ class Grammars:
         except (RecursionError, ValueError) as cause:
             raise ParameterError(f"response_format: the schema cannot be read: {cause}") from cause
         matcher = LLMatcher(self._vocabulary(), grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds what no text can follow, such as {"$ref": "#"}
         if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())[:300]
-            raise ParameterError(f"response_format: the schema cannot be followed: {reason}")
+            raise ParameterError(f"response_format: the schema cannot be followed: {why(matcher)}")
         return JsonProcessor(matcher, ends)
 
     def _vocabulary(self) -> LLTokenizer:
@@ -102,7 +103,11 @@ class JsonProcessor(LogitsProcessor):
 
     def _consume(self, tokens: list[int]) -> None:
         if tokens and not self._matcher.consume_tokens(tokens):
-            raise BiglittleError(f"the grammar lost track: {self._matcher.get_error()}")
+            raise self._failed()
+
+    def _failed(self) -> ParameterError:
+        """For a schema that needs more than the grammar's limits on time and memory allow."""
+        return ParameterError(f"response_format: the grammar gave up: {why(self._matcher)}")
 
     def _allowed(self, vocab: int) -> Tensor:
         """Which tokens may follow, [vocab] bool."""
@@ -112,9 +117,14 @@ class JsonProcessor(LogitsProcessor):
             mask = np.unpackbits(bits, bitorder="little")[:vocab]
             allowed[: len(mask)] = torch.from_numpy(mask.astype(bool))
         if self._matcher.is_error():
-            raise BiglittleError(f"the grammar failed: {self._matcher.get_error()}")
+            raise self._failed()
         allowed[self._ends] = self._matcher.is_accepting()
         return allowed
+
+
+def why(matcher: LLMatcher) -> str:
+    """What went wrong, without the state that llguidance adds for its authors."""
+    return " ".join(matcher.get_error().partition("<state>")[0].split())[:300]
 
 
 def _read(tokenizer: Any) -> LLTokenizer:
