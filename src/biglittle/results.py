@@ -83,6 +83,8 @@ class Stats:
     draft_passes: int = 0
     """Forwards of the draft with this row."""
     prompt_tokens: int = 0
+    source_tokens: int = 0
+    """Tokens that an encoder read."""
     reused_tokens: int = 0
     """Prompt tokens that an earlier turn or another row had computed already."""
     new_tokens: int = 0
@@ -104,6 +106,11 @@ class Stats:
     def acceptance_rate(self) -> float:
         """Accepted of drafted tokens, 0 … 1; 0 without drafts."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens of what was asked: the prompt's, and the encoder's where there is one."""
+        return self.prompt_tokens + self.source_tokens
 
     @property
     def accepted_per_round(self) -> float:

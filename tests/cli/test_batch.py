@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Run, Start
 
+from biglittle.files import alone
+
 
 def write(path: Path, count: int, **body: Any) -> Path:
     asked = {"model": "target", "prompt": "The", "max_tokens": 6, "temperature": 0, **body}
@@ -38,6 +40,14 @@ def test_a_batch(run: Run, folders: dict[str, str], tmp_path: Path) -> None:
     again = run(*arguments)
     assert again.exit_code == 0
     assert "all of 5 requests are answered already" in again.stderr
+
+
+def test_two_at_once(run: Run, folders: dict[str, str], tmp_path: Path) -> None:
+    requests, out = write(tmp_path / "in.jsonl", 1), tmp_path / "out.jsonl"
+    with alone(out):
+        result = run("batch", str(requests), str(out), "-t", folders["target"], "-d", "none")
+    assert result.exit_code == 2
+    assert "another process writes to" in result.stderr
 
 
 def test_requests_that_cannot_be_answered(

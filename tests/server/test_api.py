@@ -434,7 +434,9 @@ def test_the_prompts_of_encoders_are_limited(pair: Pair) -> None:
     model = tf.T5ForConditionalGeneration(tf.T5Config(**{**T5, "vocab_size": vocab})).eval()
     service = make_service(Pair(model, None, pair.tokenizer), prompt_tokens=50)
     with Running(service) as running, running.client() as client:
-        assert client.completions.create(model=NAME, prompt=PROMPT, max_tokens=4).choices
+        found = client.completions.create(model=NAME, prompt=PROMPT, max_tokens=4)
+        assert found.usage is not None
+        assert found.usage.prompt_tokens == len(pair.tokenizer(PROMPT).input_ids) + 1  # the start
         with pytest.raises(openai.BadRequestError, match="takes 50 at most"):
             client.completions.create(model=NAME, prompt=PROMPT * 20, max_tokens=4)
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ..bench.runner import next_prompt
 from ..bench.tasks import Example, Task
 from ..errors import BiglittleError, ContextError, ParameterError
+from ..files import alone
 from ..params import make_params
 from ..policy import Policy
 from ..traces.base import describe
 from .data import Sample
-from .files import Records
+from .files import Records, writing
 from .rows import ROWS, run_fastest
 
 if TYPE_CHECKING:
@@ -153,7 +154,13 @@ class Calibration:
         Raises:
             ParameterError: A file of something else, or one that cannot be written.
         """
-        file = Records(Path(path), "answers", VERSION, self._about())
+        path = Path(path)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with alone(path):
+            return self._run(Records(path, "answers", VERSION, self._about()), progress)
+
+    def _run(self, file: Records, progress: Progress | None) -> list[Answer]:
         total = sum(len(turn.example.turns) for turn in self._first.values())
         waiting = deque(
             turn for first in self._first.values() if (turn := _unanswered(first, file)) is not None

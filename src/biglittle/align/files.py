@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ..errors import BiglittleError, ParameterError
-from ..files import GrowingFile, write_whole
+from ..files import GrowingFile, opening, write_whole
 
 __all__ = ["Records", "read_records", "writing", "written_whole"]
 
@@ -39,7 +39,7 @@ class Records:
     def __init__(self, path: Path, kind: str, version: int, about: Mapping[str, Any]) -> None:
         self.path = path
         self.done: dict[str, dict[str, Any]] = {}
-        self._file = GrowingFile(path)
+        self._file = _file(path, kind)
         header = {"format": f"biglittle-{kind}", "version": version, **about}
         if path.exists() and self._file.lines():
             found, self.done = read_records(path, kind, version)
@@ -65,7 +65,7 @@ def read_records(
         ParameterError: The file is missing, of another kind or version, or damaged.
     """
     try:
-        lines = GrowingFile(path).lines()
+        lines = _file(path, kind).lines()
     except OSError as cause:
         raise ParameterError(f"{path} cannot be read ({cause.strerror})") from cause
     header = _parsed(path, 1, lines[0]) if lines else {}
@@ -78,6 +78,10 @@ def read_records(
         )
     records = [_parsed(path, number, line) for number, line in enumerate(lines[1:], start=2)]
     return header, {str(record.pop("key", "")): record for record in records}
+
+
+def _file(path: Path, kind: str) -> GrowingFile:
+    return GrowingFile(path, opening(format=f"biglittle-{kind}"))
 
 
 def written_whole(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ParameterError
-from ..files import GrowingFile
+from ..files import GrowingFile, opening
 from ..results import Stats
 from .systems import Answer
 
@@ -21,6 +21,7 @@ __all__ = ["Difference", "Header", "Log", "Record", "Recorded", "read_log"]
 
 KIND, VERSION = "biglittle bench", 1
 NAME = {"format": KIND, "version": VERSION}
+OPENING = opening(kind="header")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Log:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path, self.header = path, header
-        self._file = GrowingFile(path)
+        self._file = GrowingFile(path, OPENING)
         self.records: dict[tuple[str, str, str], Record] = {}
         self.differences: dict[tuple[str, str, str], Difference] = {}
         try:
@@ -186,7 +187,7 @@ def read_log(path: Path) -> Recorded:
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = GrowingFile(path).lines()
+        lines = GrowingFile(path, OPENING).lines()
     except OSError as cause:
         raise ParameterError(f"cannot read {path}: {cause.strerror}") from cause
     for number, line in enumerate(lines, start=1):

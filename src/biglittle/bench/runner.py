@@ -164,7 +164,7 @@ class Bench:
             said = [answer.text for answer in answers]
             request, params = self._request(step.task, step.example, said)
             answers.append(step.system.answer(request, params))
-            source += _source_tokens(request)
+            source += request.prompt.source_length
         asked = _digest([step.example.chat, step.example.turns, step.task.stop])
         return Record(*step.key, tuple(answers), asked, source)
 
@@ -230,12 +230,3 @@ class Bench:
         )
         self.log.add_difference(difference)
         return difference
-
-
-def _source_tokens(request: Request) -> int:
-    """Tokens (or frames) that an encoder reads."""
-    encoder = request.prompt.encoder
-    if not encoder:
-        return 0
-    ids = encoder.get("input_ids")
-    return 0 if ids is None else int(ids.shape[1])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..files import alone
 from .generate import check_policy
 from .loading import load_pair, quiet_libraries
 from .options import ModelOptions, ProfileOption, with_profile
@@ -69,18 +70,19 @@ def batch(
         from ..server.batch import Answers, read_batch
 
         lines = read_batch(requests)
-        out = Answers(answers, lines)
         check_policy(policy, models)
         models = with_profile(models, profile)
         quiet_libraries()
-    if len(out.done) == len(lines):
-        screen.note(f"all of {plural(len(lines), 'request')} are answered already")
-        return
-    pair = load_pair(models, policy, screen, profile=profile)
-    bounds = limits.limits(seconds=FOREVER)
-    service = make_service(pair, models, name, bounds, allow_lossy=allow_lossy)
-    screen.warn_if_lossy(pair.policy)
-    refused, left = answer(service, lines, out, screen)
+    with alone(answers):
+        out = Answers(answers, lines)
+        if len(out.done) == len(lines):
+            screen.note(f"all of {plural(len(lines), 'request')} are answered already")
+            return
+        pair = load_pair(models, policy, screen, profile=profile)
+        bounds = limits.limits(seconds=FOREVER)
+        service = make_service(pair, models, name, bounds, allow_lossy=allow_lossy)
+        screen.warn_if_lossy(pair.policy)
+        refused, left = answer(service, lines, out, screen)
     if refused:
         screen.note(
             f"{plural(refused, 'request')} could not be answered; see status_code", "yellow"

@@ -94,6 +94,7 @@ class Row:
         self.tokens = list(request.prompt.tokens)
         self.prompt_length = len(self.tokens)
         self.stats.prompt_tokens = self.prompt_length
+        self.stats.source_tokens = request.prompt.source_length
         saved = request.saved[1] if request.saved else None
         self.expect(saved.shared(self.tokens) if saved else 0)
         seed = request.seed

@@ -39,6 +39,12 @@ class Prompt:
     `input_features`; None for causal models. With `encoder_outputs` [1, span, dim] among them, the
     target's encoder has run already."""
 
+    @property
+    def source_length(self) -> int:
+        """Tokens that the encoder reads; 0 where there is none, or it reads no tokens."""
+        ids = (self.encoder or {}).get("input_ids")
+        return 0 if ids is None else int(ids.shape[1])
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:

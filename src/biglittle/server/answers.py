@@ -106,7 +106,7 @@ class Answer(ABC):
     def _usage(self) -> dict[str, Any]:
         stats = [self.results[index].stats for index in range(self.choices)]
         prompts = stats[:: self.samples]  # a prompt's samples read it once
-        prompt, completion = sum(s.prompt_tokens for s in prompts), sum(s.new_tokens for s in stats)
+        prompt, completion = sum(s.read_tokens for s in prompts), sum(s.new_tokens for s in stats)
         accepted, drafted = sum(s.accepted for s in stats), sum(s.drafted for s in stats)
         return {
             "prompt_tokens": prompt,

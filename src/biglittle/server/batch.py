@@ -104,17 +104,17 @@ class Answers:
     def __init__(self, path: Path, lines: Sequence[BatchLine]) -> None:
         self.path = path
         self.done: set[str] = set()
-        self._file = GrowingFile(path)
+        self._file = GrowingFile(path, BEGINNING)
         asked = {line.id for line in lines}
         with _writing(path):
-            found, rest = (self._file.lines(), self._file.rest()) if path.exists() else ([], b"")
+            found = self._file.lines() if path.exists() else []
         for number, line in enumerate(found, start=1):
             name = self._name(line)
             if name not in asked:
-                raise self._foreign(number)
+                raise ParameterError(
+                    f"{path}:{number} answers no request of this batch; give another file"
+                )
             self.done.add(name)
-        if not (BEGINNING.startswith(rest) or rest.startswith(BEGINNING)):  # it will be cut off
-            raise self._foreign(len(found) + 1)
         with _writing(path):
             self._file.append()  # before any work, the file can be written
 
@@ -134,11 +134,6 @@ class Answers:
         with _writing(self.path):
             self._file.append(record)
         self.done.add(line.id)
-
-    def _foreign(self, number: int) -> ParameterError:
-        return ParameterError(
-            f"{self.path}:{number} answers no request of this batch; give another file"
-        )
 
     @staticmethod
     def _name(line: bytes) -> str:

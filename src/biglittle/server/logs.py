@@ -119,7 +119,7 @@ def _about(state: dict[str, Any]) -> dict[str, Any]:
     if answer is not None:
         found["answer_id"], found["policy"] = answer.id, str(answer.policy)
         done = list(answer.results.values())
-        found["prompt_tokens"] = sum(result.stats.prompt_tokens for result in done)
+        found["prompt_tokens"] = sum(result.stats.read_tokens for result in done)
         found["completion_tokens"] = sum(result.stats.new_tokens for result in done)
     if "body" in state:  # at the level debug only
         found["body"] = state["body"]

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from .answers import REASONS
+
 if TYPE_CHECKING:
     from ..decoding import Row
     from ..policy import Policy
@@ -164,12 +166,12 @@ class Metrics:
         """A row ended well, so long after its arrival."""
         assert row.finish_reason is not None
         stats = row.stats
-        self.succeeded.labels(self._model, row.finish_reason.value).inc()
+        self.succeeded.labels(self._model, REASONS[row.finish_reason]).inc()
         self.whole.labels(self._model).observe(seconds)
-        self.prompt_tokens.labels(self._model).inc(stats.prompt_tokens)
-        self.asked.labels(self._model).inc(stats.prompt_tokens)
+        self.prompt_tokens.labels(self._model).inc(stats.read_tokens)
+        self.asked.labels(self._model).inc(stats.read_tokens)
         self.reused.labels(self._model).inc(stats.reused_tokens)
-        self.prompt_sizes.labels(self._model).observe(stats.prompt_tokens)
+        self.prompt_sizes.labels(self._model).observe(stats.read_tokens)
         self.answer_sizes.labels(self._model).observe(stats.new_tokens)
 
     def failed(self, error: Exception) -> None:

@@ -245,8 +245,7 @@ class Service:
         return policy
 
     def _check_length(self, request: Request) -> None:
-        read = (request.prompt.encoder or {}).get("input_ids")
-        length = len(request.prompt.tokens) if read is None else read.shape[1]
+        length = max(len(request.prompt.tokens), request.prompt.source_length)
         most = self.settings.limits.prompt_tokens
         if most is not None and length > most:
             raise ContextError(f"the prompt has {length} tokens; this server takes {most} at most")

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import BiglittleError, ParameterError
-from ..files import GrowingFile
+from ..files import GrowingFile, opening
 from .base import VERSION, Header, Proposals, Trace, Traces, header_fields
 
 __all__ = ["Writer", "read_traces"]
 
 FORMAT = "biglittle-traces"
+OPENING = opening(format=FORMAT)
 RECORD = "`biglittle traces record` makes a new one"
 
 
@@ -30,7 +31,7 @@ def read_traces(path: str | Path) -> Traces:
     """
     path = Path(path)
     try:
-        lines = GrowingFile(path).lines()
+        lines = GrowingFile(path, OPENING).lines()
     except OSError as error:
         raise ParameterError(f"{path}: cannot be read ({error.strerror}); {RECORD}") from None
     if not lines:
@@ -59,9 +60,9 @@ class Writer:
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
         self.done: dict[str, Trace] = {}
-        self._file = GrowingFile(path)
+        self._file = GrowingFile(path, OPENING)
         try:
-            if path.exists() and path.stat().st_size:
+            if path.exists() and self._file.lines():
                 self._go_on(header)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +72,6 @@ class Writer:
 
     def _go_on(self, header: Header) -> None:
         """Take in what the file holds."""
-        if not self._file.lines():
-            raise ParameterError(f"{self.path}: no trace file; give another name")
         found = read_traces(self.path)
         _check_same(self.path, found.header, header)
         self.done = {trace.key: trace for trace in found}

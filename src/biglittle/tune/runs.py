@@ -14,7 +14,7 @@ from typing import Any
 
 from ..bench.records import Header
 from ..errors import ParameterError
-from ..files import GrowingFile, take
+from ..files import GrowingFile, opening, take
 from ..results import Result
 
 __all__ = ["Output", "Runs", "check_beforehand", "only_one"]
@@ -52,7 +52,7 @@ class Runs:
     def __init__(self, path: Path, header: Header) -> None:
         self.path, self._header = path, header
         self._outputs: dict[str, dict[str, Output]] = {}
-        self._file = GrowingFile(path)
+        self._file = GrowingFile(path, opening(**NAME))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lines = self._file.lines() if path.exists() else []
