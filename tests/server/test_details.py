@@ -139,7 +139,12 @@ def test_they_leave_the_rest_as_it_is(server: Running, chat: bool) -> None:
         plain = json.loads(ask(server, body, chat=chat))
         choice = whole(server, body, chat=chat)["choices"][0]
         del choice["details"]
-        assert choice == plain["choices"][0]
+        assert rounded(choice) == rounded(plain["choices"][0])
+
+
+def rounded(choice: dict[str, Any]) -> Any:
+    """Beside another row, numbers may differ in their last digit."""
+    return json.loads(json.dumps(choice), parse_float=lambda text: round(float(text), 4))
 
 
 def test_openais_client_reads_them(client: OpenAI) -> None:
