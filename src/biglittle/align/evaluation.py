@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Evaluation", "evaluate"]
 
-PROMPTS = 16  # held-out answers along which windows are recorded
+TOKENS = 4096  # of held-out answers, along which windows are recorded
 CAP = 10  # tokens of a window
 WINDOW = "static:tokens=5"
 
@@ -69,7 +70,8 @@ def evaluate(
 
     Args:
         pair: With a draft.
-        samples: What the target answered, greedily. Windows are recorded along the first 16.
+        samples: What the target answered, greedily. Windows are recorded along the first ones, of
+            4,096 tokens in all.
         traces: Where they are kept; a killed run goes on.
         tasks: Held-out examples, for the quality of the draft's own answers.
         profile: What passes cost, if that is known.
@@ -79,7 +81,9 @@ def evaluate(
         progress: Told what is done.
     """
     say = progress or _silent
-    chosen = samples[:PROMPTS]
+    ends = accumulate(len(sample.output) for sample in samples)
+    chosen = [sample for sample, end in zip(samples, ends, strict=True) if end <= TOKENS]
+    chosen = chosen or list(samples[:1])
     prompts = [prompt_of(sample) for sample in chosen]
     recorded = record(
         pair,
