@@ -62,7 +62,7 @@ class Writer:
         self.done: dict[str, Trace] = {}
         self._file = GrowingFile(path, OPENING)
         try:
-            if path.exists() and self._file.lines():
+            if path.exists() and path.stat().st_size and self._file.lines():
                 self._go_on(header)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
