@@ -16,16 +16,17 @@ from biglittle.policy import parse_policy
 from .sweep import (
     DRAFTS,
     EXIT,
-    NO_ROLLBACK,
     SAMPLED,
     SWEPT,
     TESTED,
     WINDOW_ROLLBACK,
+    WINDOWED,
     WINDOWS,
-    bild,
     bleu,
-    chosen,
+    fixed,
+    picked,
     rows,
+    without_rollback,
 )
 
 __all__ = ["write_page"]
@@ -85,11 +86,6 @@ def speed(part: dict[str, Any]) -> str:
     return f"{part['speedup']:.2f}×{interval}"
 
 
-def picks(bench: Benches, draft: str) -> dict[str, str]:
-    """The settings that were chosen on the validation split."""
-    return chosen(bench[f"{SWEPT}-{draft}"])
-
-
 def models(run: Path, bench: Benches) -> list[str]:
     """The models, and what of them was trained."""
     lines = []
@@ -120,7 +116,7 @@ def thresholds(run: Path, bench: Benches) -> list[str]:
     alone = row(bench[f"{TESTED}-aligned"], PLAIN)
     lines = [["large alone", f"{bleu(alone):.2f}", "1×", "", "", PAPER["alone"][PLAIN]]]
     for draft in DRAFTS:
-        for name, policy in picks(bench, draft).items():
+        for name, policy in picked(run, draft).items():
             part = row(bench[f"{TESTED}-{draft}"], policy)
             lines.append(
                 [
@@ -143,15 +139,17 @@ def thresholds(run: Path, bench: Benches) -> list[str]:
 
 def windows(run: Path, bench: Benches) -> list[str]:
     """Fixed windows under exact matching."""
-    found = bench[f"{TESTED}-aligned"]
-    lines = [[str(window), *compare(found, f"static:tokens={window}")] for window in WINDOWS]
+    found = bench[WINDOWED]
+    lines = [["large alone", *compare(found, PLAIN)]]
+    lines += [[str(window), *compare(found, f"static:tokens={window}")] for window in WINDOWS]
     lines.append(["dynamic", *compare(found, "dynamic")])
+    lines += [[f"BiLD, {name}", *compare(found, p)] for name, p in picked(run, "aligned").items()]
     return table(
         "Against exact matching with a fixed window",
         "The aligned pair. Rejection sampling at temperature 0 is exact matching: lossless. The "
         "paper sets BiLD (40.54 at 1.23×, 39.87 at 1.49×) beside rejection sampling "
         "(39.93 at 1.28×; fallback / rollback 23.2 / 9.8 %).",
-        ["window", "BLEU", "speed-up", "rollback %"],
+        ["", "BLEU", "speed-up", "rollback %"],
         lines,
     )
 
@@ -164,14 +162,10 @@ def compare(found: Rows, policy: str) -> list[str]:
 
 def ablations(run: Path, bench: Benches) -> list[str]:
     """Without rollback, and with fixed windows."""
-    found = bench[f"{TESTED}-aligned"]
-    best = picks(bench, "aligned")["no loss"]
-    fallback = float(best.partition("fallback=")[2].partition(",")[0])
-    named = {"BiLD, no loss": best, "without rollback": bild(fallback, NO_ROLLBACK)}
-    named |= {
-        f"window {window}": f"static:tokens={window}+bild:rollback={WINDOW_ROLLBACK}"
-        for window in WINDOWS
-    }
+    found, picks = bench[WINDOWED], picked(run, "aligned")
+    named = {f"BiLD, {name}": policy for name, policy in picks.items()}
+    named |= {"without rollback": without_rollback(picks)}
+    named |= {f"window {window}": fixed(window) for window in WINDOWS}
     return table(
         "Ablations",
         f"The aligned pair: BiLD without rollback, and with a fixed window in place of fallback "
@@ -229,7 +223,7 @@ def operations(run: Path, bench: Benches) -> list[str]:
     """FLOPs, memory operations and their ratio."""
     lines = []
     for draft in DRAFTS:
-        for name, policy in picks(bench, draft).items():
+        for name, policy in picked(run, draft).items():
             part = row(bench[f"{TESTED}-{draft}"], policy)
             ratios = [part[f"{kind}_ratio"] for kind in ("flops", "bytes", "intensity")]
             lines.append([f"{draft} BiLD, {name}", *(f"{ratio:.2f}×" for ratio in ratios)])

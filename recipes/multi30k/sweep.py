@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,22 @@ from biglittle.bench.readers import read_tasks
 from biglittle.bench.systems import PLAIN
 from biglittle.bench.tasks import Example
 from biglittle.costs import measure_costs
+from biglittle.errors import ParameterError
 
-__all__ = ["DRAFTS", "EXIT", "MODELS", "NO_ROLLBACK", "SAMPLED", "SWEPT", "TESTED", "WINDOWS"]
-__all__ += ["WINDOW_ROLLBACK", "Bench", "benches", "bild", "bleu", "chosen", "fixed", "measure"]
-__all__ += ["measure_alone", "rows"]
+__all__ = ["DRAFTS", "EXIT", "MODELS", "SAMPLED", "SWEPT", "TESTED", "WINDOWED", "WINDOWS"]
+__all__ += ["Bench", "benches", "bleu", "chosen", "fixed", "measure", "measure_alone", "picked"]
+__all__ += ["WINDOW_ROLLBACK", "rows", "without_rollback"]
 
-FALLBACK = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-ROLLBACK = (1, 2, 3, 4, 6)
+FALLBACK = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+ROLLBACK = (1, 2, 3, 5)
 WINDOWS = range(3, 11)
 MODELS = ("large", "small", "aligned", "joint")
 DRAFTS = {"unaligned": "small", "aligned": "aligned"}
 EXIT = "early exit"
 EXIT_LAYERS = 2
 CALM = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
-SWEPT, TESTED, SAMPLED = "swept", "tested", "sampled"
-SWEEP_SENTENCES = 300
+SWEPT, TESTED, WINDOWED, SAMPLED = "swept", "tested", "windows", "sampled"
+SWEEP_SENTENCES, WINDOW_SENTENCES = 300, 500
 ROWS = 50  # sentences that are translated beside each other where only the text matters
 NO_LOSS, ONE_POINT = 0.0, -1.0
 """How much BLEU a setting may lose on the validation split to be reported."""
@@ -94,7 +95,9 @@ def benches(run: Path) -> Iterator[Bench]:
     for name, draft in DRAFTS.items():
         yield Bench(f"{SWEPT}-{name}", "large", draft, "val", tuple(grid()), few)
     for name, draft in DRAFTS.items():
-        yield Bench(f"{TESTED}-{name}", "large", draft, "test", tuple(compared(run, name)))
+        yield Bench(f"{TESTED}-{name}", "large", draft, "test", tuple(picked(run, name).values()))
+    some = ("--limit", str(WINDOW_SENTENCES))
+    yield Bench(WINDOWED, "large", "aligned", "test", tuple(windowed(run)), some)
     nucleus = ("--temperature", "1", "--top-p", "0.8", "--limit", str(SWEEP_SENTENCES))
     yield Bench(SAMPLED, "large", "aligned", "test", tuple(sampled(run)), nucleus)
     draft = f"early-exit:layers={EXIT_LAYERS}"
@@ -103,12 +106,22 @@ def benches(run: Path) -> Iterator[Bench]:
     yield Bench(EXIT, "joint", draft, "test", tuple(grid()), (*few, *calm))
 
 
-def compared(run: Path, name: str) -> Iterator[str]:
-    """What a pair's table on the test split has."""
-    picks = chosen(rows(run / "bench" / f"{SWEPT}-{name}"))
+def picked(run: Path, draft: str) -> dict[str, str]:
+    """The settings that were chosen on the validation split."""
+    return chosen(rows(run / "bench" / f"{SWEPT}-{draft}"))
+
+
+def without_rollback(picks: Mapping[str, str]) -> str:
+    """The strictest of these settings, without rollback."""
+    fallback = next(iter(picks.values())).partition("fallback=")[2].partition(",")[0]
+    return bild(float(fallback), NO_ROLLBACK)
+
+
+def windowed(run: Path) -> Iterator[str]:
+    """Fixed windows under both kinds of acceptance, and what they are set beside."""
+    picks = picked(run, "aligned")
     yield from picks.values()
-    fallback = picks["no loss"].partition("fallback=")[2].partition(",")[0]
-    yield bild(float(fallback), NO_ROLLBACK)
+    yield without_rollback(picks)
     yield "dynamic"
     for window in WINDOWS:
         yield f"static:tokens={window}"  # greedy matching: what rejection sampling is at T = 0
@@ -117,7 +130,7 @@ def compared(run: Path, name: str) -> Iterator[str]:
 
 def sampled(run: Path) -> Iterator[str]:
     """What is sampled from a nucleus."""
-    yield from chosen(rows(run / "bench" / f"{SWEPT}-aligned")).values()
+    yield from picked(run, "aligned").values()
     yield from (f"static:tokens={window}" for window in WINDOWS)
 
 
@@ -129,6 +142,8 @@ def chosen(found: Sequence[dict[str, Any]]) -> dict[str, str]:
         inside = [row for row in found if not row["lossless"] and bleu(row) - alone >= budget]
         if inside:
             picks[name] = max(inside, key=lambda row: row["speedup"])["system"]
+    if not picks:
+        raise ParameterError("no BiLD setting of the sweep is within one point of the large model")
     return picks
 
 
