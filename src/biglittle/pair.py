@@ -23,6 +23,7 @@ from .engines import open_model
 from .engines.base import EncoderInput, Runner
 from .engines.llama_cpp import LlamaOptions
 from .engines.loading import recipes
+from .engines.threads import release_workers
 from .engines.transformers import TransformersRunner
 from .engines.transformers.exit_adapter import ExitAdapter, load_exit
 from .errors import ParameterError, PolicyError, UnsupportedModelError
@@ -384,8 +385,16 @@ class Pair:
         generation after the round that runs."""
         stopped = threading.Event()
         settings = make_params(params, changes)
+
+        def work() -> Any:
+            try:
+                return self._generate(prompt, policy, settings, stopped)
+            finally:
+                release_workers()  # the thread stays, for other work
+
+        release_workers()
         try:
-            return await asyncio.to_thread(self._generate, prompt, policy, settings, stopped)
+            return await asyncio.to_thread(work)
         finally:
             stopped.set()
 
@@ -405,6 +414,7 @@ class Pair:
             except BaseException as error:  # handed to the consumer, whatever it is
                 arrived.put(error)
 
+        release_workers()
         worker = threading.Thread(target=work, daemon=True)
         worker.start()
         try:

@@ -258,3 +258,15 @@ def test_errors_of_the_library_come_before_the_queue(pair: Pair) -> None:
 def test_limits_out_of_range(changes: dict[str, Any]) -> None:
     with pytest.raises(ParameterError):
         ServerLimits(**changes)
+
+
+def test_the_starting_thread_keeps_no_workers(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+    monkeypatch.setattr(
+        "biglittle.server.scheduler.release_workers",
+        lambda: released.append(threading.current_thread().name),
+    )
+    scheduler = Scheduler(pair, ServerLimits())
+    scheduler.start()
+    scheduler.stop()
+    assert released == [threading.current_thread().name]

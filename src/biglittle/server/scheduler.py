@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..decoding import Capacity
 from ..drafters import PredictedDrafter
+from ..engines.threads import release_workers
 from ..errors import ParameterError
 from ..results import Chunk
 from .errors import EngineError, QueueFullError, ShuttingDownError, TimeUpError
@@ -163,7 +164,8 @@ class Scheduler:
     # From any thread.
 
     def start(self) -> None:
-        """Start the engine thread."""
+        """Start the engine thread. The calling thread should leave the computing to it."""
+        release_workers()
         self._thread.start()
 
     def drain(self) -> None:
