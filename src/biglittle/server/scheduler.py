@@ -284,8 +284,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Hand as many waiting requests to the engine as it may have rows."""
         while self._queue and len(self._live) < self.limits.rows:
-            with self._changed:
-                ticket, request = self._queue.popleft()
+            ticket, request = self._queue[0]  # where it stays meanwhile: `_busy` is never wrong
             try:
                 if self._engine is None:
                     self._engine = self._fresh_engine()
@@ -293,8 +292,10 @@ class Scheduler:
             except Exception as cause:  # about this request only: nothing has run yet
                 self._end(ticket, cause)
                 continue
-            self._live[row] = _Live(ticket, ticket.submitted)
-            self._starting += 1
+            with self._changed:
+                self._queue.popleft()
+                self._live[row] = _Live(ticket, ticket.submitted)
+                self._starting += 1
 
     def _fresh_engine(self) -> Engine:
         engine = self.pair.engine(self.limits.capacity())
