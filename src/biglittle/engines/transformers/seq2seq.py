@@ -39,6 +39,7 @@ class Seq2SeqRunner(TransformersRunner):
         super().__init__(model, adapters=adapters)
         self._encoded: list[tuple[int, Tensor | None]] = []  # length and mask [span] of each row
         self._pending: tuple[Tensor, Tensor | None] | None = None  # of the row being admitted
+        self._hidden_size: int = decoder_config(model).hidden_size  # slow to ask for
         make_ragged(model, self.limits.context)
 
     def _new_cache(self) -> PairedCache:
@@ -118,8 +119,7 @@ class Seq2SeqRunner(TransformersRunner):
         span = max(length for length, _ in rows)
         self.cache.cross.show(first, last, span)
         weight = embedding_weight(self.model)
-        size = decoder_config(self.model).hidden_size
-        hidden = weight.new_zeros(1).expand(len(rows), span, size)
+        hidden = weight.new_zeros(1).expand(len(rows), span, self._hidden_size)
         if all(length == span and mask is None for length, mask in rows):
             return hidden, None
         seen = torch.zeros(len(rows), span, dtype=torch.long, device=self.device)
