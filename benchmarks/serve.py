@@ -174,7 +174,7 @@ def report(rows: list[dict[str, Any]], console: Console) -> None:
         table.add_column(column, justify="left" if column == "system" else "right")
     rate = {(row["system"], row["clients"]): row["tokens"] / row["seconds"] for row in rows}
     alone = {row["system"]: row["texts"] for row in rows if row["clients"] == 1}
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (list(SYSTEMS).index(row["system"]), row["clients"])):
         system, clients = row["system"], row["clients"]
         own, plain = rate.get((system, 1)), rate.get(("plain", clients))
         speed = rate[system, clients]
