@@ -22,7 +22,7 @@ __all__ = ["SHAPES", "make_model", "make_tokenizer"]
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"  # T5's, in T5's order
 VOCAB = 4000
 SHAPES = {
-    "large": {"d_model": 256, "d_ff": 1024, "num_heads": 4, "num_layers": 3, "decoder": 12},
+    "large": {"d_model": 192, "d_ff": 768, "num_heads": 3, "num_layers": 3, "decoder": 12},
     "small": {"d_model": 64, "d_ff": 256, "num_heads": 2, "num_layers": 1, "decoder": 1},
 }
 """Sized so that the large one is clearly better and its decoder's step several times dearer."""
