@@ -24,7 +24,7 @@ from biglittle.errors import ParameterError
 
 __all__ = ["DRAFTS", "EXIT", "MODELS", "SAMPLED", "SWEPT", "TESTED", "WINDOWED", "WINDOWS"]
 __all__ += ["Bench", "benches", "bleu", "chosen", "fixed", "measure", "measure_alone", "picked"]
-__all__ += ["WINDOW_ROLLBACK", "rows", "without_rollback"]
+__all__ += ["WINDOW_ROLLBACK", "WINDOW_SENTENCES", "rows", "without_rollback"]
 
 FALLBACK = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 ROLLBACK = (1, 2, 3, 5)
