@@ -231,7 +231,7 @@ class _Meter:
         common = list(range(min(1000, pair.vocab)))
         if prompt is None:
             # Not more tokens than fit: a token is a character of this text, or several.
-            readable = pair.tokenizer is not None and pair.tokenizer(TEXT).input_ids
+            readable = pair.tokenizer is not None and pair.tokenizer(TEXT[:80]).input_ids
             prompt = (TEXT if readable else common)[: max(1, context // 2)]
         request = pair.requests(prompt, policy="none", temperature=0.0, max_new_tokens=1)[0]
         start = request.prompt

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -41,6 +43,25 @@ __all__ = [
 ATTENTION = ("sdpa", "eager")
 SLIDING = ("sliding_attention", "chunked_attention")
 
+T = TypeVar("T")
+
+
+def _asked_once(question: Callable[[PreTrainedModel], T]) -> Callable[[PreTrainedModel], T]:
+    """Remember a model's answer as long as the model lives.
+
+    What its class and configuration settle does not change, and transformers copies the whole
+    configuration whenever it is asked for a part of it: milliseconds a generation.
+    """
+    answers: WeakKeyDictionary[PreTrainedModel, T] = WeakKeyDictionary()
+
+    @wraps(question)
+    def ask(model: PreTrainedModel) -> T:
+        if model not in answers:
+            answers[model] = question(model)
+        return answers[model]
+
+    return ask
+
 
 def base_model(model: Any) -> PreTrainedModel:
     """The transformers model inside a PEFT model (its adapters act from within), or itself."""
@@ -73,6 +94,7 @@ def is_seq2seq(model: PreTrainedModel) -> bool:
     return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
+@_asked_once
 def decoder_config(model: PreTrainedModel) -> Any:
     """The configuration of the part that decodes."""
     return _own_config(model).get_text_config(decoder=True)
@@ -102,10 +124,12 @@ def relative_bias_modules(model: PreTrainedModel) -> list[Any]:
     return [
         module
         for module in model.get_decoder().modules()
-        if hasattr(module, "compute_bias") and getattr(module, "has_relative_attention_bias", False)
+        if hasattr(type(module), "compute_bias")
+        and getattr(module, "has_relative_attention_bias", False)
     ]
 
 
+@_asked_once
 def context_limit(model: PreTrainedModel) -> int | None:
     """The most tokens a row may have; None for relative positions, which have no end."""
     if is_seq2seq(model) and relative_bias_modules(model):
@@ -145,7 +169,8 @@ def parameters_of(function: Callable[..., Any]) -> set[str]:
     return set(inspect.signature(inspect.unwrap(function)).parameters)
 
 
-def layer_kinds(model: PreTrainedModel) -> list[tuple[str, int]]:
+@_asked_once
+def layer_kinds(model: PreTrainedModel) -> tuple[tuple[str, int], ...]:
     """Kind and window of every attention layer: ("full_attention", 0), ("sliding_attention", 512),
     ("chunked_attention", 8192)."""
     config = decoder_config(model)
@@ -160,7 +185,7 @@ def layer_kinds(model: PreTrainedModel) -> list[tuple[str, int]]:
         if not kinds and getattr(config, "attention_chunk_size", None) == layer.sliding_window:
             kind = "chunked_attention"
         found.append((kind, layer.sliding_window))
-    return found
+    return tuple(found)
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -186,10 +211,18 @@ def check_supported(model: PreTrainedModel) -> None:
             f"{name} uses attn_implementation={attention!r}, which takes no ragged masks; load it "
             "with attn_implementation='sdpa'"
         )
+    _check_loaded(model)
+
+
+@_asked_once
+def _check_loaded(model: PreTrainedModel) -> None:
     if any(parameter.device.type == "meta" for parameter in model.parameters()):
-        raise UnsupportedModelError(f"{name} has weights on the meta device; load them first")
+        raise UnsupportedModelError(
+            f"{model_name(model)} has weights on the meta device; load them first"
+        )
 
 
+@_asked_once
 def _rolls_back(model: PreTrainedModel) -> bool:
     kinds = set(getattr(decoder_config(model), "layer_types", None) or ["unknown"])
     if getattr(model, "_is_stateful", False) and not kinds <= {"full_attention", *SLIDING}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 from typing import Any
@@ -49,7 +49,9 @@ class TransformersRunner(ABC):
 
     def __init__(self, model: PreTrainedModel, *, adapters: bool = True) -> None:
         check_supported(model)
-        model.eval()
+        modules = list(model.modules())
+        if any(module.training for module in modules):
+            model.eval()
         self.model = model
         self.name = model_name(model)
         self.vocab = vocab_size(model)
@@ -58,7 +60,7 @@ class TransformersRunner(ABC):
         self.lengths: list[int] = []
         self.reused = 0
         self.stopwatch = Stopwatch(self.device)
-        layers = _tuner_layers(model)
+        layers = _tuner_layers(modules)
         self._disabled = [] if adapters else layers
         self._turn = _turns.setdefault(layers[0], RLock()) if layers else nullcontext()
         self._parameters = parameters_of(model.forward)
@@ -251,11 +253,9 @@ _turns: WeakKeyDictionary[Any, AbstractContextManager[Any]] = WeakKeyDictionary(
 switched them off for the forward that it runs."""
 
 
-def _tuner_layers(model: PreTrainedModel) -> list[Any]:
-    """The modules that PEFT put adapters into."""
-    return [
-        m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "base_layer")
-    ]
+def _tuner_layers(modules: Iterable[Any]) -> list[Any]:
+    """Those that PEFT put adapters into."""
+    return [m for m in modules if hasattr(type(m), "enable_adapters") and hasattr(m, "base_layer")]
 
 
 @contextmanager

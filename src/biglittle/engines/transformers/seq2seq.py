@@ -39,7 +39,7 @@ class Seq2SeqRunner(TransformersRunner):
         super().__init__(model, adapters=adapters)
         self._encoded: list[tuple[int, Tensor | None]] = []  # length and mask [span] of each row
         self._pending: tuple[Tensor, Tensor | None] | None = None  # of the row being admitted
-        self._hidden_size: int = decoder_config(model).hidden_size  # slow to ask for
+        self._hidden_size: int = decoder_config(model).hidden_size
         make_ragged(model, self.limits.context)
 
     def _new_cache(self) -> PairedCache:
