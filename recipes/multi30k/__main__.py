@@ -100,9 +100,14 @@ def measure_all(data: Data, run: Run = Path("run")) -> None:
 
 
 @app.command()
-def page(run: Run = Path("run")) -> None:
+def page(
+    run: Run = Path("run"),
+    findings: Annotated[
+        Path | None, typer.Option(help="A last section, by hand.", exists=True, dir_okay=False)
+    ] = None,
+) -> None:
     """Write docs/reproduction.md and its pictures from the runs."""
-    write_page(run)
+    write_page(run, findings)
 
 
 def pairs(own: PreTrainedTokenizerBase, data: Path, split: str) -> list[Sample]:

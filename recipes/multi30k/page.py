@@ -13,9 +13,12 @@ from biglittle.bench.report import plots
 from biglittle.bench.systems import PLAIN
 from biglittle.policy import parse_policy
 
+from ..alignment import before_and_after
 from .sweep import (
+    BUDGETS,
     DRAFTS,
     EXIT,
+    MODELS,
     SAMPLED,
     SWEPT,
     TESTED,
@@ -51,15 +54,20 @@ PAPER: Mapping[str, Mapping[str, str]] = {
 """BLEU and speed-up, with (rollback, fallback) as a third party's reproduction lists them."""
 
 
-def write_page(run: Path, out: Path = DOCS / "reproduction.md") -> None:
-    """Write the page and its pictures."""
+def write_page(
+    run: Path, findings: Path | None = None, out: Path = DOCS / "reproduction.md"
+) -> None:
+    """Write the page and its pictures; at its end, what somebody found who looked at it."""
     pictures = out.parent / "images"
     pictures.mkdir(exist_ok=True)
     bench = {folder.name: rows(folder) for folder in sorted((run / "bench").iterdir())}
-    lines = [HEAD]
-    for section in (models, thresholds, windows, ablations, sampling, early_exit, operations):
+    lines = [HEAD, *machine(run)]
+    sections = (models, alignments, thresholds, windows, ablations, sampling, early_exit)
+    for section in (*sections, operations):
         lines += [*section(run, bench), ""]
-    lines += curves(bench, pictures)
+    lines += [*curves(bench, pictures), *goals(run, bench)]
+    if findings is not None:
+        lines += ["", findings.read_text(encoding="utf8")]
     out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf8")
 
 
@@ -87,13 +95,20 @@ def speed(part: dict[str, Any]) -> str:
     return f"{part['speedup']:.2f}×{interval}"
 
 
+def machine(run: Path) -> list[str]:
+    """Where it was measured."""
+    path = run / "bench" / f"{TESTED}-aligned" / "summary.json"
+    header = json.loads(path.read_text(encoding="utf8"))["header"]
+    known = header["hardware"] | {"precision": header["settings"]["precision"]}
+    return [", ".join(f"{key}: {value}" for key, value in known.items()) + ".\n"]
+
+
 def models(run: Path, bench: Benches) -> list[str]:
     """The models, and what of them was trained."""
     lines = []
-    for name in ("large", *DRAFTS.values(), "joint"):
+    for name in MODELS:
         config = json.loads((run / name / "config.json").read_text(encoding="utf8"))
-        report = run / "alone" / f"{name}.json"
-        known = json.loads(report.read_text(encoding="utf8"))
+        known = known_alone(run, name)
         lines.append(
             [
                 name,
@@ -110,6 +125,21 @@ def models(run: Path, bench: Benches) -> list[str]:
         ["model", "layers", "width", "parameters", "BLEU", "ms a step"],
         lines,
     )
+
+
+def known_alone(run: Path, name: str) -> dict[str, Any]:
+    """What was measured of a model alone."""
+    path = run / "alone" / f"{name}.json"
+    return dict(json.loads(path.read_text(encoding="utf8")))
+
+
+def alignments(run: Path, bench: Benches) -> list[str]:
+    """What aligning and the joint training changed, by `biglittle align`'s own account."""
+    lines = ["## Alignment\n", "On answers of the large model that were held out.\n"]
+    titles = {"aligned": "The small model, aligned", "joint": "The exit, trained jointly"}
+    for name, title in titles.items():
+        lines += [f"**{title}**\n", *before_and_after(run / name), ""]
+    return lines[:-1]
 
 
 def thresholds(run: Path, bench: Benches) -> list[str]:
@@ -262,6 +292,45 @@ def curves(bench: Benches, pictures: Path) -> list[str]:
 def lossy(found: Rows) -> Rows:
     """The rows of lossy policies."""
     return [part for part in found if not part["lossless"]]
+
+
+def goals(run: Path, bench: Benches) -> list[str]:
+    """What the recipe is meant to show, and what it shows."""
+    alone, small = (known_alone(run, name) for name in ("large", "small"))
+    better, dearer = alone["bleu"] - small["bleu"], alone["ms_per_step"] / small["ms_per_step"]
+    found = [
+        goal("the large model's BLEU above the small one's", 4, better),
+        goal("its decoder's step, in steps of the small one", 4, dearer),
+    ]
+    for name, wanted in (("no loss", 1.5), ("one point", 2.0)):
+        speeds = {draft: within(run, bench, draft, name) for draft in DRAFTS}
+        found.append(goal(f"speed-up, {name}, aligned", wanted, speeds["aligned"]))
+        ratio = speeds["aligned"] / speeds["unaligned"]
+        found.append(goal(f"the same over unaligned, {name}", 1, ratio))
+    rejection = [part["speedup"] for part in bench[WINDOWED] if part["lossless"]]
+    ratio = within(run, bench, "aligned", "no loss", WINDOWED) / max(rejection)
+    found.append(goal("BiLD, no loss, over the fastest lossless setting", 1, ratio))
+    text = (
+        "On the test split, where a setting that loses more than its budget counts as the large "
+        "model alone."
+    )
+    return table("Goals", text, ["", "goal", "found", "reached"], found)
+
+
+def goal(name: str, wanted: float, found: float) -> list[str]:
+    """A line of the goals."""
+    return [name, f"{wanted:g}", f"{found:.2f}", "yes" if found >= wanted else "no"]
+
+
+def within(run: Path, bench: Benches, draft: str, budget: str, where: str = "") -> float:
+    """The speed-up of a pick, if it keeps its budget (in tenths of a point) there, too; else 1."""
+    found = bench[where or f"{TESTED}-{draft}"]
+    policy = picked(run, draft).get(budget)
+    if policy is None:
+        return 1.0
+    part = row(found, policy)
+    change = round(bleu(part) - bleu(row(found, PLAIN)), 1)
+    return float(part["speedup"]) if change >= BUDGETS[budget] else 1.0
 
 
 def points(found: Rows) -> list[tuple[float, float]]:

@@ -19,6 +19,8 @@ from benchmarks.page import bench_section, markdown
 from biglittle.errors import BiglittleError
 from biglittle.tune import Profile
 
+from ..alignment import before_and_after
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HEAD = """# A pair, aligned
 
@@ -58,16 +60,10 @@ def write_page(run: Path, out: Path = DOCS / "aligned_pair.md") -> None:
 def alignment(folder: Path) -> list[str]:
     """Before and after, on answers that were held out."""
     found = json.loads((folder / "align.json").read_text(encoding="utf8"))
-    training, both = found["training"], (found["before"], found["after"])
     size = (folder / "adapter_model.safetensors").stat().st_size / 1e6
-    rows = [
-        ["agreement", *(f"{100 * training[name]:.1f} %" for name in ("before", "after"))],
-        ["accepted, of 5 drafted", *(f"{100 * one['acceptance']:.0f} %" for one in both)],
-        ["tokens a pass of the target", *(f"{one['tokens_per_pass']:.2f}" for one in both)],
-        ["predicted speed-up", *(f"{one['speedup']:.2f}×" for one in both)],
-    ]
-    said = ALIGNED.format(**training, size=size, command=found["made"]["command"])
-    return [said, *markdown(["", "before", "after"], rows)]
+    command = found["made"]["command"]
+    said = ALIGNED.format(**found["training"], size=size, command=command)
+    return [said, *before_and_after(folder)]
 
 
 def profiles(paths: Iterable[Path]) -> list[str]:

@@ -12,6 +12,7 @@ from recipes.multi30k.__main__ import app, pairs, read
 from recipes.multi30k.models import make_model, make_tokenizer
 from recipes.multi30k.page import front, write_page
 from recipes.multi30k.sweep import DRAFTS, EXIT, MODELS, SAMPLED, SWEPT, TESTED, benches, chosen
+from tests.recipes.common import align_json
 from typer.testing import CliRunner
 
 from biglittle.errors import ParameterError
@@ -80,9 +81,9 @@ def row(system: str, speedup: float, bleu: float) -> dict[str, Any]:
 def swept() -> list[dict[str, Any]]:
     return [
         row("none", 1.0, 35.0),
-        row("bild:fallback=0.9,rollback=1", 1.2, 35.1),
-        row("bild:fallback=0.8,rollback=2", 1.4, 35.0),
-        row("bild:fallback=0.5,rollback=3", 1.6, 34.2),
+        row("bild:fallback=0.9,rollback=1", 1.2, 35.4),
+        row("bild:fallback=0.8,rollback=2", 1.4, 35.3),
+        row("bild:fallback=0.5,rollback=3", 1.6, 34.3),
         row("bild:fallback=0.5,rollback=6", 1.5, 33.0),
     ]
 
@@ -90,7 +91,9 @@ def swept() -> list[dict[str, Any]]:
 def save(run: Path, name: str, rows: list[dict[str, Any]]) -> None:
     folder = run / "bench" / name
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps({"rows": rows}), encoding="utf8")
+    header = {"hardware": {"cores": 2}, "settings": {"precision": "float32 on cpu"}}
+    found = json.dumps({"header": header, "rows": rows})
+    (folder / "summary.json").write_text(found, encoding="utf8")
 
 
 def test_thresholds_are_the_fastest_within_the_budget() -> None:
@@ -117,15 +120,24 @@ def test_the_page_shows_what_the_runs_found(tmp_path: Path) -> None:
         (run / name).mkdir()
         config = {"num_layers": 1, "num_decoder_layers": 2, "d_model": 64}
         (run / name / "config.json").write_text(json.dumps(config))
+        (run / name / "align.json").write_text(align_json())
         (run / "alone").mkdir(exist_ok=True)
-        known = {"bleu": 31.25, "parameters": 1_500_000, "ms_per_step": 0.5}
+        step = 2.5 if name == "large" else 0.5
+        known = {"bleu": 31.25, "parameters": 1_500_000, "ms_per_step": step}
         (run / "alone" / f"{name}.json").write_text(json.dumps(known))
     out = tmp_path / "docs" / "page.md"
     out.parent.mkdir()
-    write_page(run, out)
+    findings = tmp_path / "findings.md"
+    findings.write_text("## Findings\n\nNothing.\n", encoding="utf8")
+    write_page(run, findings, out)
     text = out.read_text(encoding="utf8")
-    assert "| large | 1 + 2 | 64 | 1.5 M | 31.25 | 0.50 |" in text
+    assert "| large | 1 + 2 | 64 | 1.5 M | 31.25 | 2.50 |" in text
     assert "| aligned BiLD, no loss | 34.90 | 1.10× | 20.0 / 10.0 | fallback=0.8,rollback=2" in text
     assert "calm:threshold=0.9" in text
+    assert "| agreement | 57.5 % | 68.0 % |" in text
+    assert "| its decoder's step, in steps of the small one | 4 | 5.00 | yes |" in text
+    assert "| speed-up, no loss, aligned | 1.5 | 1.00 | no |" in text  # 34.9 is below 35
+    assert "| speed-up, one point, aligned | 2 | 1.20 | no |" in text
+    assert text.endswith("## Findings\n\nNothing.\n")
     assert text.count("![BLEU over speed-up") == 2
     assert (tmp_path / "docs" / "images" / "reproduction-bild.svg").is_file()
