@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.page import markdown
 
-__all__ = ["before_and_after"]
+__all__ = ["before_and_after", "read_alignment"]
 
 
-def before_and_after(folder: Path) -> list[str]:
+def read_alignment(folder: Path) -> dict[str, Any]:
+    """`align.json` of a run's folder."""
+    return dict(json.loads((folder / "align.json").read_text(encoding="utf8")))
+
+
+def before_and_after(found: Mapping[str, Any]) -> list[str]:
     """The measures of `align.json`, on answers that were held out."""
-    found = json.loads((folder / "align.json").read_text(encoding="utf8"))
     training, both = found["training"], (found["before"], found["after"])
     rows = [
         ["agreement", *(f"{100 * training[name]:.1f} %" for name in ("before", "after"))],

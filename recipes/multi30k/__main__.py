@@ -39,7 +39,7 @@ SETTINGS = {
         optimizer="adafactor-scaled", learning_rate=rate, schedule="cosine", warmup=400,
         epochs=epochs, batch=64, smoothing=0.1, patience=0, seed=SEED,
     )
-    for name, rate, epochs in (("large", 2e-2, 11), ("small", 6e-2, 20))
+    for name, rate, epochs in (("large", 2e-2, 11), ("small", 6e-2, 14))
 }  # fmt: skip
 
 app = typer.Typer(help=__doc__, rich_markup_mode=None, pretty_exceptions_enable=False)

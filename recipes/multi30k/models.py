@@ -23,7 +23,7 @@ PAD, EOS, UNK = "<pad>", "</s>", "<unk>"  # T5's, in T5's order
 VOCAB = 4000
 SHAPES = {
     "large": {"d_model": 128, "d_ff": 512, "num_heads": 2, "num_layers": 3, "decoder": 24},
-    "small": {"d_model": 64, "d_ff": 256, "num_heads": 2, "num_layers": 1, "decoder": 1},
+    "small": {"d_model": 96, "d_ff": 256, "num_heads": 2, "num_layers": 1, "decoder": 1},
 }
 """Sized so that the large one is clearly better and its decoder's step several times dearer."""
 

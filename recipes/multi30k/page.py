@@ -13,7 +13,7 @@ from biglittle.bench.report import plots
 from biglittle.bench.systems import PLAIN
 from biglittle.policy import parse_policy
 
-from ..alignment import before_and_after
+from ..alignment import before_and_after, read_alignment
 from .sweep import (
     BUDGETS,
     DRAFTS,
@@ -62,8 +62,7 @@ def write_page(
     pictures.mkdir(exist_ok=True)
     bench = {folder.name: rows(folder) for folder in sorted((run / "bench").iterdir())}
     lines = [HEAD, *machine(run)]
-    sections = (models, alignments, thresholds, windows, ablations, sampling, early_exit)
-    for section in (*sections, operations):
+    for section in SECTIONS:
         lines += [*section(run, bench), ""]
     lines += [*curves(bench, pictures), *goals(run, bench)]
     if findings is not None:
@@ -138,7 +137,7 @@ def alignments(run: Path, bench: Benches) -> list[str]:
     lines = ["## Alignment\n", "On answers of the large model that were held out.\n"]
     titles = {"aligned": "The small model, aligned", "joint": "The exit, trained jointly"}
     for name, title in titles.items():
-        lines += [f"**{title}**\n", *before_and_after(run / name), ""]
+        lines += [f"**{title}**\n", *before_and_after(read_alignment(run / name)), ""]
     return lines[:-1]
 
 
@@ -266,6 +265,9 @@ def operations(run: Path, bench: Benches) -> list[str]:
         ["", "FLOPs", "memory operations", "arithmetic intensity"],
         lines,
     )
+
+
+SECTIONS = (models, alignments, thresholds, windows, ablations, sampling, early_exit, operations)
 
 
 def curves(bench: Benches, pictures: Path) -> list[str]:

@@ -7,7 +7,6 @@ What makes the runs are the commands of README.md.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from benchmarks.page import bench_section, markdown
 from biglittle.errors import BiglittleError
 from biglittle.tune import Profile
 
-from ..alignment import before_and_after
+from ..alignment import before_and_after, read_alignment
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HEAD = """# A pair, aligned
@@ -59,11 +58,11 @@ def write_page(run: Path, out: Path = DOCS / "aligned_pair.md") -> None:
 
 def alignment(folder: Path) -> list[str]:
     """Before and after, on answers that were held out."""
-    found = json.loads((folder / "align.json").read_text(encoding="utf8"))
+    found = read_alignment(folder)
     size = (folder / "adapter_model.safetensors").stat().st_size / 1e6
     command = found["made"]["command"]
     said = ALIGNED.format(**found["training"], size=size, command=command)
-    return [said, *before_and_after(folder)]
+    return [said, *before_and_after(found)]
 
 
 def profiles(paths: Iterable[Path]) -> list[str]:
