@@ -150,6 +150,7 @@ def test_ctrl_c_says_how_to_go_on(
         (["-d", "{draft}", "--task", "{prompts}", "--held-out", "30"], "--held-out 30 leaves"),
         (["-d", "{draft}", "--lr", "0"], "--lr 0.0 must be above 0"),
         (["-d", "{draft}", "--optimizer", "adam"], "unknown optimizer 'adam'"),
+        (["-d", "{draft}", "--schedule", "cosin"], "did you mean 'cosine'"),
         (["-d", "{draft}", "--joint"], "joint is for an early exit"),
         (["-t", "{bare}", "-d", "{bare}"], "has no chat template, so it cannot ask itself"),
         (["-d", "./nowhere"], "nowhere"),

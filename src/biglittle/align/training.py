@@ -31,7 +31,6 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.trainer_utils import SchedulerType
 
 from ..errors import ParameterError, nearest
 from .data import IGNORED, Collator, Order, Sample, Samples, data_hash
@@ -41,7 +40,7 @@ __all__ = ["Settings", "TrainingReport", "agreement", "fine_tune"]
 
 SCALED = "adafactor-scaled"
 OPTIMIZERS = {"adafactor": "adafactor", SCALED: "adafactor", "adamw": "adamw_torch"}
-SCHEDULES = tuple(kind.value for kind in SchedulerType)
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 METRIC = "agreement"
 
 Progress = Callable[[int, int, float | None], None]
@@ -57,7 +56,7 @@ class Settings:
     relative to every weight's size, as T5's was when it was trained from nothing."""
     learning_rate: float = 1e-4
     schedule: str = "constant"
-    """A name of transformers' schedules."""
+    """"constant", "linear" or "cosine": what becomes of the rate after the warm-up."""
     warmup: int = 0
     """Steps in which the rate rises."""
     epochs: float = 3.0
@@ -392,7 +391,7 @@ def _arguments(
         output_dir=str(folder),
         optim=OPTIMIZERS[settings.optimizer],
         learning_rate=settings.learning_rate,
-        lr_scheduler_type=settings.schedule,
+        lr_scheduler_type=SCHEDULES[settings.schedule],
         warmup_steps=settings.warmup,
         weight_decay=settings.weight_decay,
         num_train_epochs=settings.epochs,

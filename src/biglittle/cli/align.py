@@ -176,11 +176,19 @@ class TrainingOptions:
     lr: Annotated[
         float | None,
         typer.Option(
-            help="Learning rate, constant. Default: 1e-4; 5e-4 with --lora, 1e-3 for an exit.",
+            help="Learning rate. Default: 1e-4; 5e-4 with --lora, 1e-3 for an exit.",
             show_default=False,
             **_TRAINING,
         ),
     ] = None
+    schedule: Annotated[
+        str,
+        typer.Option(
+            help="What becomes of the rate: constant, or linear or cosine, which fall to nothing "
+            "at the last step (with --patience 0, which lets it get there).",
+            **_TRAINING,
+        ),
+    ] = "constant"
     optimizer: Annotated[
         str | None,
         typer.Option(
@@ -219,6 +227,7 @@ class TrainingOptions:
         return Settings(
             optimizer=self.optimizer or optimizer,
             learning_rate=rate if self.lr is None else self.lr,
+            schedule=self.schedule,
             epochs=self.epochs,
             steps=self.steps,
             batch=self.batch,
