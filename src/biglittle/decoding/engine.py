@@ -302,7 +302,7 @@ class Engine:
         """
         left = self.capacity.chunk or ALL
         rows: list[Row] = []
-        logits: dict[Row, Tensor] = {}  # after whole prompts, each [1, vocab]
+        logits: dict[Row, Tensor] = {}  # after whole prompts, each [1, vocab] where it is wanted
         while (row := self._next()) is not None:
             twin = next((r for r in logits if r.request.prompt is row.request.prompt), None)
             if twin is None and not left:
@@ -318,7 +318,7 @@ class Engine:
             self._reading = None if row in logits else row
             if row in logits:
                 self.rows.append(row)
-        first = [row for row in logits if row.lookahead is None or row.acceptance.first == "target"]
+        first = [row for row in logits if not row.draft_begins]
         if first:
             self._first_tokens(first, [logits[row] for row in first])
         if logits:
@@ -329,6 +329,10 @@ class Engine:
         """Read a prompt, or on in it; how many tokens. The logits after its end go to `whole`."""
         index, tokens = len(self.rows), row.request.prompt.tokens
         saved = None if row is self._reading else self._begin(row)
+        if row.draft_begins and row.request.prompt.encoder is not None and len(tokens) == 1:
+            # The first round feeds the only token anyway.
+            whole[row] = self.target.admit(row.request.prompt, most=0)
+            return 0
         if index < len(self.target.lengths):
             begun = self.target.lengths[index]
             logits = self.target.read(index, tokens[begun:][:most])

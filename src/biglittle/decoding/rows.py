@@ -148,6 +148,11 @@ class Row:
         )
 
     @property
+    def draft_begins(self) -> bool:
+        """Whether the draft writes the first token."""
+        return self.lookahead is not None and self.acceptance.first == "draft"
+
+    @property
     def most_tokens(self) -> int:
         """Tokens that it may come to, the prompt included."""
         return self.prompt_length + self.request.max_new_tokens

@@ -62,5 +62,6 @@ class EarlyExitDrafter(ModelDrafter):
         most: int | None = None,
     ) -> Draft:
         """See `Drafter.propose`."""
+        self._target.settle()
         self.runner.lengths = list(self._target.lengths)
         return super().propose(rows, budgets, decide)

@@ -59,8 +59,10 @@ class ModelDrafter:
             other, shared = twin
             self.runner.fork(other, min(shared, self.runner.lengths[other], len(tokens) - 1))
             return
-        prompt = Prompt(tuple(tokens[:-1] or tokens), own_inputs(row.request.prompt.encoder))
-        self.runner.admit(prompt, saved, most=most)
+        encoder = own_inputs(row.request.prompt.encoder)
+        if encoder is not None and len(tokens) == 1:
+            most = 0  # the first draft step feeds it
+        self.runner.admit(Prompt(tuple(tokens[:-1] or tokens), encoder), saved, most=most)
         self.runner.truncate([*self.runner.lengths[:-1], len(tokens) - 1])
 
     def truncate(self, lengths: Sequence[int]) -> None:

@@ -112,7 +112,8 @@ class Runner(Protocol):
 
         What `saved` shares with the prompt is not computed again, where the engine still has it:
         `reused` says how much that was. With `most`, at least 1, no more tokens are read than
-        that; `read` goes on.
+        that; `read` goes on. Where there is an encoder it may be 0: only its input is read, and
+        there are no logits, [0, vocab].
         """
 
     def read(self, row: int, tokens: Sequence[int]) -> Tensor:

@@ -97,7 +97,8 @@ class TransformersRunner(ABC):
         self._admit_encoder(prompt, row)
         self.reused = done = self._restore(prompt, row, saved)
         self.lengths.append(done)
-        return self.read(row, prompt.tokens[done:][:most])
+        tokens = prompt.tokens[done:][:most]
+        return self.read(row, tokens) if tokens else torch.empty(0, self.vocab, device=self.device)
 
     @torch.inference_mode()
     def read(self, row: int, tokens: Sequence[int]) -> Tensor:
@@ -160,6 +161,10 @@ class TransformersRunner(ABC):
         """See `Runner.save`."""
         length = self.lengths[row]
         return Saved(tuple(tokens[:length]), self._slots.export(row, length))
+
+    def settle(self) -> None:
+        """Compute what admitted rows have put off, for whoever else reads the cache."""
+        return
 
     def early_exit(self, layers: int, adapter: ExitAdapter | None = None) -> TransformersRunner:
         """A runner of the first `layers` layers with the model's final norm and head, and between

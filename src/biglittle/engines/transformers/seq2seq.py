@@ -29,8 +29,9 @@ MARK = "_biglittle_ragged"  # on modules that were helped already
 
 
 class Seq2SeqRunner(TransformersRunner):
-    """Rows of an encoder-decoder model. The encoder runs once a row, when it is admitted, and
-    so do the cross-attention's keys and values."""
+    """Rows of an encoder-decoder model. The encoder runs once a row, when it is admitted. The
+    cross-attention's keys and values are computed once, too, by the decoder's first pass over the
+    row; a row that was admitted without one is settled before any other row is touched."""
 
     cache: PairedCache
     _prefix = "decoder_"
@@ -38,7 +39,7 @@ class Seq2SeqRunner(TransformersRunner):
     def __init__(self, model: PreTrainedModel, *, adapters: bool = True) -> None:
         super().__init__(model, adapters=adapters)
         self._encoded: list[tuple[int, Tensor | None]] = []  # length and mask [span] of each row
-        self._pending: tuple[Tensor, Tensor | None] | None = None  # of the row being admitted
+        self._pending: tuple[Tensor, Tensor | None] | None = None  # of the last row
         self._hidden_size: int = decoder_config(model).hidden_size
         make_ragged(model, self.limits.context)
 
@@ -52,7 +53,29 @@ class Seq2SeqRunner(TransformersRunner):
 
     def admit(self, prompt: Prompt, saved: Any = None, *, most: int | None = None) -> Tensor:
         """See `Runner.admit`; an encoder's input is not a prefix, so nothing saved is reused."""
+        self.settle()
         return super().admit(prompt, most=most)
+
+    def read(self, row: int, tokens: Any) -> Tensor:
+        """See `Runner.read`."""
+        if row != len(self.lengths) - 1:
+            self.settle()
+        return super().read(row, tokens)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, counts: Any, *, last: bool = False) -> Tensor:
+        """See `Runner.forward`."""
+        if len(self.lengths) > 1:
+            self.settle()
+        return super().forward(tokens, counts, last=last)
+
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """See `TransformersRunner.settle`: a pass over any token of the last row."""
+        if self._pending is not None:
+            row = len(self.lengths) - 1
+            self._append(torch.zeros(1, 1, dtype=torch.long, device=self.device), row, keep=1)
+            self.lengths[row] -= 1
 
     def save(self, row: int, tokens: Any) -> None:
         """Encoder-decoder rows start from their own input: there is nothing to go on from."""
@@ -61,6 +84,7 @@ class Seq2SeqRunner(TransformersRunner):
     @torch.inference_mode()
     def release(self, row: int) -> None:
         """See `Runner.release`."""
+        self.settle()
         super().release(row)
         last = self._encoded.pop()
         if row < len(self._encoded):
@@ -70,6 +94,7 @@ class Seq2SeqRunner(TransformersRunner):
     @torch.inference_mode()
     def fork(self, row: int, length: int | None = None) -> int:
         """See `Runner.fork`."""
+        self.settle()
         span, mask = self._encoded[row]
         self.cache.cross.copy_row(row, len(self._encoded), span)
         self._encoded.append((span, mask))
@@ -78,6 +103,7 @@ class Seq2SeqRunner(TransformersRunner):
     @torch.inference_mode()
     def swap(self, a: int, b: int) -> None:
         """See `Runner.swap`."""
+        self.settle()
         super().swap(a, b)
         encoded = self._encoded
         self.cache.cross.swap_rows(a, b, max(encoded[a][0], encoded[b][0]))
