@@ -53,7 +53,8 @@ class Acceptance(ABC):
     lossless: ClassVar[bool]
     needs_q: ClassVar[bool] = False
     first: Literal["draft", "target"] = "target"
-    """Who writes the first token of a row. The target's is free: prefilling computes it."""
+    """Who writes the first token of a row. The target's is free where it reads a prompt; an
+    encoder-decoder model's decoder has none."""
     after_rollback: Literal["draft", "target"] = "draft"
     """Who goes on after a drafted token was replaced."""
     verify_end: bool = True
