@@ -30,7 +30,7 @@ from biglittle.errors import BiglittleError, ParameterError
 
 from .models import make_model, make_tokenizer
 from .page import write_page
-from .sweep import MODELS, benches, measure, measure_alone
+from .sweep import DRAFTS, MODELS, benches, measure, measure_alone, measure_quality
 
 SEED = 0
 HELD_OUT = 500
@@ -95,6 +95,8 @@ def measure_all(data: Data, run: Run = Path("run")) -> None:
     kill."""
     for name in MODELS:
         measure_alone(name, data, run)
+    for draft in DRAFTS:
+        measure_quality(draft, data, run)
     for found in benches(run):
         measure(found, data, run)
 
