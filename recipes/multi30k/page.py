@@ -45,8 +45,8 @@ German–English captions (Multi30k, test 2016), with T5-like models trained fro
 [recipes/multi30k](https://github.com/biglittle/biglittle/tree/main/recipes/multi30k), which lists
 the commands; `python -m recipes.multi30k page` writes this page. The paper's figures are of
 IWSLT 2017 German–English on a T4 GPU, with mT5-large and mT5-small unless another data set is
-named. Batch 1, greedy unless it says otherwise; thresholds were chosen on the validation split. BLEU
-is sacrebleu's; speed is that of whole translations, encoders included.
+named. Batch 1, greedy unless it says otherwise; thresholds were chosen on the validation split.
+BLEU is sacrebleu's; speed is that of whole translations, encoders included.
 """
 PAPER: Mapping[str, Mapping[str, str]] = {
     "alone": {PLAIN: "40.32"},
