@@ -275,8 +275,8 @@ SECTIONS = (models, alignments, thresholds, windows, ablations, sampling, early_
 
 def curves(bench: Benches, pictures: Path) -> list[str]:
     """Quality over speed."""
-    swept = {name: front(lossy(bench[f"{SWEPT}-{name}"])) for name in DRAFTS}
-    lines = {f"{name} BiLD": points(found) for name, found in swept.items()}
+    fronts = {name: front(lossy(bench[f"{SWEPT}-{name}"])) for name in DRAFTS}
+    lines = {f"{name} BiLD": points(found) for name, found in fronts.items()}
     alone = bleu(row(bench[f"{SWEPT}-aligned"], PLAIN))
     exits = bench[EXIT]
     calm = [part for part in exits if part["system"].startswith("calm")]
