@@ -82,7 +82,7 @@ class ByteDropout(nn.Dropout):
         dropped = round(256 * self.p)
         if not self.training or not dropped:
             return input
-        words = torch.empty((input.numel() + 7) // 8, dtype=torch.int64)
+        words = torch.empty((input.numel() + 7) // 8, dtype=torch.int64, device=input.device)
         drawn = words.random_(-(2**63), None).view(torch.uint8)[: input.numel()]
         kept = drawn.view(input.shape) >= dropped
         return input * kept.to(input.dtype).mul_(256 / (256 - dropped))
