@@ -18,7 +18,7 @@ from tokenizers import (
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-__all__ = ["SHAPES", "make_model", "make_tokenizer"]
+__all__ = ["SHAPES", "ByteDropout", "make_model", "make_tokenizer"]
 
 PAD, EOS, UNK = "<pad>", "</s>", "<unk>"  # T5's, in T5's order
 VOCAB = 4000

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from recipes.multi30k.__main__ import app, pairs, read
-from recipes.multi30k.models import make_model, make_tokenizer
+from recipes.multi30k.models import ByteDropout, make_model, make_tokenizer
 from recipes.multi30k.page import front, write_page
 from recipes.multi30k.sweep import DRAFTS, EXIT, MODELS, SAMPLED, SWEPT, TESTED, benches, chosen
 from tests.recipes.common import align_json
@@ -55,6 +56,26 @@ def test_a_model_is_made_by_its_seed() -> None:
     one, same, other = (make_model("small", 100, seed).shared.weight for seed in (0, 0, 1))
     assert (one == same).all()
     assert (one != other).any()
+
+
+def test_dropout_by_bytes_is_dropout() -> None:
+    own, kept = ByteDropout(0.1), torch.ones(300, 301)
+    torch.manual_seed(0)
+    one = own(kept)
+    assert sorted(one.unique().tolist()) == pytest.approx([0, 256 / 230])
+    assert one.mean().item() == pytest.approx(1, abs=0.01)
+    assert (one == 0).float().mean(0).max() < 0.25  # no column is favoured
+    assert (one != own(kept)).any()
+    torch.manual_seed(0)
+    assert (one == own(kept)).all()
+    assert own.eval()(kept) is kept
+    assert ByteDropout(0.0)(kept) is kept
+
+
+def test_a_models_dropout_is_by_bytes() -> None:
+    parts = [part for part in make_model("small", 100, 0).modules() if "Dropout" in str(type(part))]
+    assert parts
+    assert all(isinstance(part, ByteDropout) for part in parts)
 
 
 @pytest.mark.slow
