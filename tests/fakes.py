@@ -194,6 +194,7 @@ class ScriptedDrafter:
     plan: Plan
     context: int | None = None
     max_rows: int | None = None
+    reads_target = False
     rows: list[Row] = field(default_factory=list)
 
     @property

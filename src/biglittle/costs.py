@@ -174,6 +174,7 @@ class _Forced:
 
     context: int | None = None
     max_rows: int | None = None
+    reads_target = False
     seconds = 0.0
 
     def __init__(self, text: Sequence[int]) -> None:

@@ -62,9 +62,8 @@ def test_alone_its_first_block_is_its_first_pass(name: str) -> None:
         lambda runner: runner.release(1),
         lambda runner: runner.read(0, [4]),
         lambda runner: runner.read(1, [4]),
-        lambda runner: runner.settle(),
     ],
-    ids=["forward", "swap", "fork", "release", "release it", "read", "read it", "settle"],
+    ids=["forward", "swap", "fork", "release", "release it", "read", "read it"],
 )
 def test_beside_others_it_is_done_before(name: str, action: Callable[[Any], None]) -> None:
     torch.testing.assert_close(touched(name, action, 0), touched(name, action, None))
@@ -90,4 +89,15 @@ def test_a_draft_that_begins_saves_the_target_a_pass(name: str) -> None:
     for wanted, one, other in zip(plain, alone, beside, strict=True):
         assert one.token_ids == other.token_ids == wanted.token_ids
         assert one.stats.target_passes == one.stats.rounds
+        assert other.stats.target_passes == other.stats.rounds + 1  # the one before it
         assert one.stats.draft_seconds > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_draft_that_reads_the_target_lets_it_read_first(name: str) -> None:
+    pair = make_pair("early-exit:layers=1", name)
+    inputs: Any = encoder_inputs(name, 6, seed=6)
+    plain = pair.generate(inputs, policy="none", max_new_tokens=8)
+    found = pair.generate(inputs, policy="bild:fallback=0,rollback=-1,tokens=2", max_new_tokens=8)
+    assert found.token_ids == plain.token_ids
+    assert found.stats.target_passes == found.stats.rounds + 1

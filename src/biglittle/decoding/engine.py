@@ -329,8 +329,7 @@ class Engine:
         """Read a prompt, or on in it; how many tokens. The logits after its end go to `whole`."""
         index, tokens = len(self.rows), row.request.prompt.tokens
         saved = None if row is self._reading else self._begin(row)
-        if row.draft_begins and row.request.prompt.encoder is not None and len(tokens) == 1:
-            # The first round feeds the only token anyway.
+        if self._first_round_reads(row):
             whole[row] = self.target.admit(row.request.prompt, most=0)
             return 0
         if index < len(self.target.lengths):
@@ -343,6 +342,15 @@ class Engine:
         if self.target.lengths[index] == len(tokens):
             whole[row] = logits.clone()  # borrowed until the next pass
         return min(most, len(tokens) - begun)
+
+    def _first_round_reads(self, row: Row) -> bool:
+        """Whether a prompt needs no pass of its own: the first round feeds its only token anyway.
+
+        Not beside others, which would make the target catch up at once, nor where the draft looks
+        at what the target has read."""
+        alone = not self.rows and not self._waiting
+        followed = self.drafter is not None and self.drafter.reads_target
+        return row.draft_begins and row.request.prompt.bare and alone and not followed
 
     def _begin(self, row: Row) -> Saved | None:
         """Start from what need not be read again: a running row's beginning, which is copied, or a

@@ -72,6 +72,8 @@ class Drafter(Protocol):
     """The most tokens of a row; a row that runs full is no longer drafted for. None: no limit."""
     max_rows: int | None
     """The most rows at a time; None: no limit."""
+    reads_target: bool
+    """Whether it drafts from what the target has computed for the rows."""
 
     @property
     def seconds(self) -> float:

@@ -30,6 +30,8 @@ class EarlyExitDrafter(ModelDrafter):
         adapter: A trained exit of that layer, on the target's device and in its dtype.
     """
 
+    reads_target = True
+
     def __init__(
         self,
         target: TransformersRunner,
@@ -62,6 +64,5 @@ class EarlyExitDrafter(ModelDrafter):
         most: int | None = None,
     ) -> Draft:
         """See `Drafter.propose`."""
-        self._target.settle()
         self.runner.lengths = list(self._target.lengths)
         return super().propose(rows, budgets, decide)

@@ -32,6 +32,8 @@ class ModelDrafter:
         vocab: Ids that both models know; none beyond is drafted.
     """
 
+    reads_target = False
+
     def __init__(self, runner: Runner, vocab: int) -> None:
         self.runner = runner
         self.vocab = vocab
@@ -59,10 +61,10 @@ class ModelDrafter:
             other, shared = twin
             self.runner.fork(other, min(shared, self.runner.lengths[other], len(tokens) - 1))
             return
-        encoder = own_inputs(row.request.prompt.encoder)
-        if encoder is not None and len(tokens) == 1:
+        prompt = Prompt(tuple(tokens[:-1] or tokens), own_inputs(row.request.prompt.encoder))
+        if prompt.bare and len(tokens) == 1:
             most = 0  # the first draft step feeds it
-        self.runner.admit(Prompt(tuple(tokens[:-1] or tokens), encoder), saved, most=most)
+        self.runner.admit(prompt, saved, most=most)
         self.runner.truncate([*self.runner.lengths[:-1], len(tokens) - 1])
 
     def truncate(self, lengths: Sequence[int]) -> None:

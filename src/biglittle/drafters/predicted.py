@@ -35,6 +35,7 @@ class PredictedDrafter:
         self.vocab = vocab
         self.context = None if other is None else other.context
         self.max_rows = None if other is None else other.max_rows
+        self.reads_target = other is not None and other.reads_target
 
     @property
     def seconds(self) -> float:

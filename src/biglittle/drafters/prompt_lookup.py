@@ -29,6 +29,7 @@ class PromptLookupDrafter:
 
     context: int | None = None
     max_rows: int | None = None
+    reads_target = False
 
     def __init__(self, ngram: int = 3, *, vocab: int) -> None:
         if ngram < 1:

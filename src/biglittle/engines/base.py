@@ -40,6 +40,11 @@ class Prompt:
     target's encoder has run already."""
 
     @property
+    def bare(self) -> bool:
+        """Whether the encoder's input is all: the decoder has but the token that it starts from."""
+        return self.encoder is not None and len(self.tokens) == 1
+
+    @property
     def source_length(self) -> int:
         """Tokens that the encoder reads; 0 where there is none, or it reads no tokens."""
         ids = (self.encoder or {}).get("input_ids")

@@ -162,10 +162,6 @@ class TransformersRunner(ABC):
         length = self.lengths[row]
         return Saved(tuple(tokens[:length]), self._slots.export(row, length))
 
-    def settle(self) -> None:
-        """Compute what admitted rows have put off, for whoever else reads the cache."""
-        return
-
     def early_exit(self, layers: int, adapter: ExitAdapter | None = None) -> TransformersRunner:
         """A runner of the first `layers` layers with the model's final norm and head, and between
         them the adapter.

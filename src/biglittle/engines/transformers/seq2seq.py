@@ -53,25 +53,25 @@ class Seq2SeqRunner(TransformersRunner):
 
     def admit(self, prompt: Prompt, saved: Any = None, *, most: int | None = None) -> Tensor:
         """See `Runner.admit`; an encoder's input is not a prefix, so nothing saved is reused."""
-        self.settle()
+        self._settle()
         return super().admit(prompt, most=most)
 
     def read(self, row: int, tokens: Any) -> Tensor:
         """See `Runner.read`."""
         if row != len(self.lengths) - 1:
-            self.settle()
+            self._settle()
         return super().read(row, tokens)
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, counts: Any, *, last: bool = False) -> Tensor:
         """See `Runner.forward`."""
         if len(self.lengths) > 1:
-            self.settle()
+            self._settle()
         return super().forward(tokens, counts, last=last)
 
     @torch.inference_mode()
-    def settle(self) -> None:
-        """See `TransformersRunner.settle`: a pass over any token of the last row."""
+    def _settle(self) -> None:
+        """Do the first pass that the last row has put off, over any token."""
         if self._pending is not None:
             row = len(self.lengths) - 1
             self._append(torch.zeros(1, 1, dtype=torch.long, device=self.device), row, keep=1)
@@ -84,7 +84,7 @@ class Seq2SeqRunner(TransformersRunner):
     @torch.inference_mode()
     def release(self, row: int) -> None:
         """See `Runner.release`."""
-        self.settle()
+        self._settle()
         super().release(row)
         last = self._encoded.pop()
         if row < len(self._encoded):
@@ -94,7 +94,7 @@ class Seq2SeqRunner(TransformersRunner):
     @torch.inference_mode()
     def fork(self, row: int, length: int | None = None) -> int:
         """See `Runner.fork`."""
-        self.settle()
+        self._settle()
         span, mask = self._encoded[row]
         self.cache.cross.copy_row(row, len(self._encoded), span)
         self._encoded.append((span, mask))
@@ -103,7 +103,7 @@ class Seq2SeqRunner(TransformersRunner):
     @torch.inference_mode()
     def swap(self, a: int, b: int) -> None:
         """See `Runner.swap`."""
-        self.settle()
+        self._settle()
         super().swap(a, b)
         encoded = self._encoded
         self.cache.cross.swap_rows(a, b, max(encoded[a][0], encoded[b][0]))
