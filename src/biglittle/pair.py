@@ -26,6 +26,7 @@ from .engines.loading import recipes
 from .engines.threads import release_workers
 from .engines.transformers import TransformersRunner
 from .engines.transformers.exit_adapter import ExitAdapter, load_exit
+from .engines.transformers.fingerprint import fingerprint
 from .errors import ParameterError, PolicyError, UnsupportedModelError
 from .matching import DraftSpec, check_pair, check_tokenizers, parse_draft, shared_vocab
 from .params import GenerationParams, make_params
@@ -274,6 +275,14 @@ class Pair:
         if self._draft is not None and self._draft.summary != parts[0]:
             parts.append(f"the draft {self._draft.summary}")
         return ", ".join(parts)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Short hashes by which the weights of "target" and "draft" are known again, under whatever
+        name they are loaded; "" where what drafts has no weights of its own."""
+        own = "" if self._exit is None else fingerprint(self._exit)
+        draft = own if self._draft is None else self._draft.fingerprint
+        return {"target": self._target.fingerprint, "draft": draft}
 
     @property
     def resolution(self) -> float:

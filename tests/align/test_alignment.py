@@ -172,6 +172,39 @@ def test_prompts_of_the_targets_own(folders: dict[str, str], tmp_path: Path) -> 
     assert "prompts that the target wrote itself" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_what_is_refused_before_prompts_are_written(
+    folders: dict[str, str], tmp_path: Path
+) -> None:
+    out, old = tmp_path / "out", tmp_path / "old.jsonl"
+    with pytest.raises(ParameterError, match="held_out=6 leaves nothing to train on"):
+        align(plan(folders, (), prompts=6, held_out=6), out)
+    assert not out.exists()
+    old.write_text('{"format": "something else"}\n')
+    with pytest.raises(ParameterError, match="is no file of answers"):
+        align(plan(folders, (), prompts=6, held_out=2), out, answers=old)
+    assert not (out / "work" / "prompts.jsonl").exists()
+
+
+def test_fewer_prompts_after_all(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the target has answered, how many prompts it writes may be changed."""
+
+    def too_few(*_: Any, **__: Any) -> Any:
+        raise ParameterError("ask for fewer")
+
+    own = plan(folders, (), prompts=9, held_out=1)
+    own = dataclasses.replace(own, settings=dataclasses.replace(FAST, epochs=1))
+    with monkeypatch.context() as patched:
+        patched.setattr("biglittle.align.alignment.write_prompts", too_few)
+        with pytest.raises(ParameterError, match="ask for fewer"):
+            align(own, tmp_path / "out")
+    fewer = dataclasses.replace(own, prompts=6)
+    assert align(fewer, tmp_path / "out").training.held_out == 1
+    with pytest.raises(ParameterError, match="prompts=6, and now it is 9"):
+        align(own, tmp_path / "out")
+
+
 @pytest.mark.slow
 def test_the_drafts_own_quality(folders: dict[str, str], prompts: str, tmp_path: Path) -> None:
     """Where there are references, and of held-out examples alone."""
@@ -187,7 +220,7 @@ def test_the_drafts_own_quality(folders: dict[str, str], prompts: str, tmp_path:
             "prompts chrf",
         }
     )
-    assert "the draft alone: prompts chrf" in (tmp_path / "out" / "README.md").read_text()
+    assert "| alone: prompts chrf |" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import biglittle
 from biglittle import Pair, ParameterError
@@ -112,6 +113,15 @@ def test_going_on_after_a_kill(pair: Pair, tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 7
 
 
+def test_a_shared_file_counts_what_is_asked(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    calibrate(pair, [task(*[[text] for text in TEXTS])], path)
+    seen: list[tuple[int, int, int]] = []
+    few = Calibration(pair, [task([TEXTS[0]], ["A drafter"])], max_new_tokens=8)
+    few.run(path, lambda *at: seen.append(at))
+    assert [at[:2] for at in seen] == [(1, 2), (2, 2)]
+
+
 def test_what_is_too_long_is_left_out(pair: Pair, tmp_path: Path) -> None:
     long = "The little model writes. " * 60
     tasks = [task(["The little"], [long], ["A drafter", long])]
@@ -133,6 +143,11 @@ def test_what_is_refused(pair: Pair, folders: dict[str, str], tmp_path: Path) ->
         calibrate(pair, [ONE_TURN], path, new=9)
     with pytest.raises(ParameterError, match="target"):
         calibrate(biglittle.load(folders["foreign"]), [ONE_TURN], path)
+    retrained = biglittle.load(folders["target"])
+    with torch.no_grad():
+        next(retrained.target.parameters()).mul_(1.01)
+    with pytest.raises(ParameterError, match="was written with target weights"):
+        calibrate(retrained, [ONE_TURN], path)
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"format": "something"}) + "\n")
     with pytest.raises(ParameterError, match="is no file of answers"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.align.common import samples_of, simple
+from tests.models import VOCAB, build
 
 import biglittle
 from biglittle.align import Plan, Sample, Settings
@@ -64,10 +65,17 @@ def test_names_that_last(folders: dict[str, str]) -> None:
     assert _lasting_name(folders["draft"]) == str(Path(folders["draft"]).resolve())
 
 
-def test_tokens_that_a_draft_does_not_know() -> None:
-    known = Sample((1,), (2,))
-    others = [Sample((9,), (2,)), Sample((1,), (9,)), Sample((1,), (2,), source=(9,))]
-    assert _readable([known, *others], 9) == [known]
+def test_what_a_draft_cannot_read() -> None:
+    model = build("opt")
+    known, new, context = Sample((1,), (2,)), VOCAB, model.config.max_position_embeddings
+    others = [Sample((new,), (2,)), Sample((1,), (new,)), Sample((1,), (2,), source=(new,))]
+    assert _readable([known, *others], model) == [known]
+    fits = Sample((1,) * (context - 1), (2, 2))  # the last token is not read
+    longer = Sample((1,) * context, (2, 2))
+    assert _readable([longer, fits, known], model) == [fits, known]
+    model(torch.tensor([[*fits.prompt, *fits.output]])[:, :-1])
+    unbounded = build("t5")
+    assert _readable([longer], unbounded) == [longer]
 
 
 def test_a_forward_takes_what_fits() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.tune.common import COSTS, NEW, few_settings, folders, pair, task, timing, with_costs
 
 import biglittle
@@ -17,6 +19,8 @@ from biglittle import ParameterError
 from biglittle.bench.tasks import Example
 from biglittle.files import GrowingFile
 from biglittle.tune import Profile, lossless, search, space, tune, tuning
+from biglittle.tune.lab import ROWS
+from biglittle.tune.lossless import RECORDED
 from biglittle.tune.runs import Runs, only_one
 
 ANYTHING = "agreement: -99%"
@@ -36,6 +40,14 @@ def tuned(out: Path, *budgets: str, **options: Any) -> Profile:
     """The tiny pair, where passes were timed already."""
     given = {"max_new_tokens": NEW, **options}
     return tune(given.pop("pair", pair()), task(), budgets, out=with_costs(out), **given)
+
+
+def retrained() -> biglittle.Pair:
+    """The pair under the same names, after the draft was trained on."""
+    draft = copy.deepcopy(pair().draft)
+    with torch.no_grad():
+        next(draft.parameters()).mul_(1.01)
+    return biglittle.Pair(pair().target, draft, pair().tokenizer)
 
 
 def numbers(found: Profile) -> dict[str, Any]:
@@ -190,6 +202,27 @@ def test_no_time_at_all(tmp_path: Path) -> None:
     assert not tuned(tmp_path, ANYTHING).lossless
 
 
+def test_little_time_for_many_examples(tmp_path: Path) -> None:
+    """Without a budget, what was recorded is enough; with one, a first batch is always written."""
+    found = tune(pair(), task(50), out=with_costs(tmp_path / "none"), max_new_tokens=NEW)
+    assert (found.lossless, found.promised.examples) == (True, RECORDED)
+    out = with_costs(tmp_path / "budget")
+    found = tune(pair(), task(90), ANYTHING, out=out, max_new_tokens=NEW, time_limit=0.0)
+    assert (found.lossless, found.promised.examples) == (True, ROWS)
+    assert len((out / "runs.jsonl").read_text().splitlines()) <= 1 + 2 * ROWS
+
+
+def test_what_confirms_is_looked_at_thrice_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    climb = search.Search._climb
+    monkeypatch.setattr(search.Search, "_climb", lambda *given: (climb(*given)[0], search.INSIDE))
+    first = tuned(tmp_path, "agreement: -20%")
+    assert len(first.rejected) == tuning.REJECTIONS
+    monkeypatch.setattr(search, "MOST", MOST + 4)
+    assert tuned(tmp_path, "agreement: -20%").rejected == first.rejected
+
+
 def test_another_budget_in_the_same_folder(tmp_path: Path) -> None:
     first = tuned(tmp_path, ANYTHING)
     runs = (tmp_path / "runs.jsonl").stat().st_size
@@ -247,11 +280,26 @@ def test_a_folder_of_another_run(tmp_path: Path) -> None:
         ({"seed": 1}, "seed=0, and this one has 1"),
         ({"max_new_tokens": 5}, f"max_new_tokens={NEW}, and this one has 5"),
         ({"pair": pair("other")}, "draft="),
+        ({"pair": retrained()}, "draft weights="),
     ):
         with pytest.raises(ParameterError, match=words):
             tuned(tmp_path, **options)
     with pytest.raises(ParameterError, match="data task="):
         tune(pair(), task(13), out=tmp_path, max_new_tokens=NEW)
+
+
+def test_a_file_that_is_no_profile(tmp_path: Path) -> None:
+    (with_costs(tmp_path) / "profile.json").write_text("{}")
+    with pytest.raises(ParameterError, match="is no profile"):
+        tuned(tmp_path)
+    assert not (tmp_path / "runs.jsonl").exists()
+
+
+def test_the_folder_is_tied_from_the_start(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        tuned(tmp_path, progress=killing(0))
+    with pytest.raises(ParameterError, match="seed=0, and this one has 1"):
+        tuned(tmp_path, seed=1)
 
 
 def test_a_folder_in_use(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from ..bench.tasks import Task
 from ..costs import Costs
 from ..diagnosis.profile import Profile
 from ..errors import ParameterError
-from .calibration import Answer, Calibration
+from .calibration import Answer, Calibration, opened
 from .card import model_card
 from .data import Sample, data_hash
 from .evaluation import Evaluation, Progress, evaluate
@@ -157,8 +157,12 @@ class _Run:
         if not plan.tasks:
             opening(pair.tokenizer, pair.name)  # refuses
         self.student.check(pair)
+        self._check_weights(pair)
         if not plan.tasks:
+            self._held_out(plan.prompts)  # refuses
             self.state.begin()
+            with opened(pair, self.answers, plan.max_new_tokens):
+                pass  # refuses
             self.tasks = [self._prompts(pair)]
         calibration = Calibration(
             pair, self.tasks, max_new_tokens=plan.max_new_tokens, rows=self.rows
@@ -170,8 +174,18 @@ class _Run:
             lambda done, total, _: self.say("asking the target", done, total),
         )
         samples = [answer.sample for answer in answers]
+        self.state.put("weights", pair.fingerprints)
         self.state.put("data", {"hash": data_hash(samples), "too_long": calibration.too_long})
         return answers
+
+    def _check_weights(self, pair: Pair) -> None:
+        """Refuse to go on with models that were changed where they lie."""
+        for side, found in pair.fingerprints.items():
+            if "weights" in self.state and self.state["weights"][side] != found:
+                raise ParameterError(
+                    f"{self.out} holds an alignment with other weights of the {side} than it has "
+                    "now; give another folder"
+                )
 
     def _prompts(self, pair: Pair) -> Task:
         return write_prompts(
@@ -218,7 +232,7 @@ class _Run:
             self.pair(*models),
             held_out,
             self.work / f"traces-{stage}.jsonl",
-            tasks=tasks,
+            tasks=tasks if self.student.is_model else (),
             profile=self._profile() if self.student.costs_stay else None,
             known=known,
             max_new_tokens=self.plan.max_new_tokens,

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ..decoding import Request, Row
     from ..pair import Pair
 
-__all__ = ["Answer", "Calibration"]
+__all__ = ["Answer", "Calibration", "opened"]
 
 VERSION = 1
 
@@ -62,6 +63,11 @@ class _Turn:
     @property
     def key(self) -> str:
         return f"{self.conversation}:{len(self.answers)}"
+
+    @property
+    def keys(self) -> list[str]:
+        """Of all turns of the conversation."""
+        return [f"{self.conversation}:{turn}" for turn in range(len(self.example.turns))]
 
     def answered(self, text: str) -> _Turn | None:
         """The turn after this one; None if it is the last."""
@@ -116,11 +122,6 @@ class Calibration:
         """How many there are."""
         return len(self._first)
 
-    def _about(self) -> dict[str, Any]:
-        models = describe(self._pair)
-        own = {name: models[name] for name in ("target", "tokenizer")}
-        return {**own, "max_new_tokens": self._max_new_tokens}
-
     def _plan(self, turn: _Turn) -> None:
         if turn.conversation in self._first:
             return
@@ -154,27 +155,25 @@ class Calibration:
         Raises:
             ParameterError: A file of something else, or one that cannot be written.
         """
-        path = Path(path)
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with alone(path):
-            return self._run(Records(path, "answers", VERSION, self._about()), progress)
+        with opened(self._pair, path, self._max_new_tokens) as file:
+            return self._run(file, progress)
 
     def _run(self, file: Records, progress: Progress | None) -> list[Answer]:
-        total = sum(len(turn.example.turns) for turn in self._first.values())
+        all_turns = {key for first in self._first.values() for key in first.keys}
+        done = len(all_turns & file.done.keys())
         waiting = deque(
             turn for first in self._first.values() if (turn := _unanswered(first, file)) is not None
         )
         tokens = 0
         if progress is not None:
-            progress(len(file.done), total, tokens)
+            progress(done, len(all_turns), tokens)
         for turn, row in run_fastest(self._pair, waiting, self._fitting, self._rows):
             file.add(turn.key, _record(row))
-            tokens += len(row.new_tokens)
+            tokens, done = tokens + len(row.new_tokens), done + 1
             if (following := turn.answered(row.result().text)) is not None:
                 waiting.appendleft(following)
             if progress is not None:
-                progress(len(file.done), total, tokens)
+                progress(done, len(all_turns), tokens)
         return [answer for first in self._first.values() for answer in _answers(first, file)]
 
     def _fitting(self, turn: _Turn, policy: Policy) -> Request | None:
@@ -184,6 +183,22 @@ class Calibration:
         except ContextError:
             self.too_long += 1
             return None
+
+
+@contextmanager
+def opened(pair: Pair, path: str | Path, max_new_tokens: int) -> Iterator[Records]:
+    """The file of a target's answers, for this process alone.
+
+    Raises:
+        ParameterError: See `Calibration.run`.
+    """
+    path = Path(path)
+    models = describe(pair)
+    own = {name: models[name] for name in ("target", "target weights", "tokenizer")}
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path):
+        yield Records(path, "answers", VERSION, {**own, "max_new_tokens": max_new_tokens})
 
 
 def _unanswered(first: _Turn, file: Records) -> _Turn | None:

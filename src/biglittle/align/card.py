@@ -23,7 +23,7 @@ def model_card(plan: Plan, report: AlignReport, command: str) -> str:
     parts = [
         _head(base),
         f"# {_title(plan)}\n\n{_origin(plan)}",
-        _use(report),
+        _use(plan, report),
         _measured(report),
         _made(plan, report, command),
         _licence(base),
@@ -64,13 +64,17 @@ def _origin(plan: Plan) -> str:
     return text + ". Made by `biglittle align`, so that it proposes what the target would write."
 
 
-def _use(report: AlignReport) -> str:
+def _use(plan: Plan, report: AlignReport) -> str:
+    from ..pair import DEFAULTS
+
+    given = {name: value for name, value in plan.options.items() if value != DEFAULTS.get(name)}
+    options = "".join(f", {name}={value!r}" for name, value in given.items() if value)
     return f"""## Use
 
 ```python
 import biglittle
 
-pair = biglittle.load({report.target!r}, {report.draft!r})
+pair = biglittle.load({report.target!r}, {report.draft!r}{options})
 ```
 
 The target checks every token, so with a lossless policy the text is its own."""
@@ -90,7 +94,7 @@ def _measured(report: AlignReport) -> str:
         ("with the policy", f"`{before.policy}`", f"`{after.policy}`"),
     ]
     rows += [
-        (f"the draft alone: {name}", f"{before.quality[name]:.2f}", f"{value:.2f}")
+        (f"alone: {name}", f"{before.quality[name]:.2f}", f"{value:.2f}")
         for name, value in after.quality.items()
     ]
     table = "\n".join(f"| {name} | {first} | {second} |" for name, first, second in rows)

@@ -129,14 +129,14 @@ def prompt_of(sample: Sample) -> Any:
 def _quality(
     pair: Pair, tasks: Sequence[Task], max_new_tokens: int, rows: int, say: Progress
 ) -> dict[str, float]:
-    """The metrics of what the draft answers alone; code is not run."""
+    """The metrics of what the draft, or a target with an exit, answers alone; code is not run."""
     from ..pair import Pair as Alone
 
     judged = [(task, [m for m in task.metrics if m != "pass@1"]) for task in tasks]
     judged = [(task, metrics) for task, metrics in judged if metrics]
-    if pair.draft is None or not judged:
+    if not judged:
         return {}
-    alone = Alone(pair.draft, tokenizer=pair.tokenizer)
+    alone = Alone(pair.target if pair.draft is None else pair.draft, tokenizer=pair.tokenizer)
     found = {}
     for task, metrics in judged:
         outputs = _answers(alone, task, max_new_tokens, rows, say)
@@ -160,7 +160,7 @@ def _answers(
     found: dict[str, str] = {}
     for example, row in run_rows(pair, deque(task.examples), request, rows):
         found[example.id] = row.result().text
-        say(f"the draft alone: {task.name}", len(found), len(task.examples))
+        say(f"alone: {task.name}", len(found), len(task.examples))
     return found
 
 

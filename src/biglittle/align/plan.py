@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from ..bench.runner import data_hash
 from ..bench.tasks import Task
 from ..errors import ParameterError
@@ -88,8 +90,23 @@ class Plan:
                 "joint training makes another target: it goes without soft labels, which are the "
                 "target's, and without an adapter for it"
             )
+        self._check_devices()
         for what in (self.target if self.settings.soft or self.init else "", self.draft or ""):
             self._check_trainable(what)
+
+    def _check_devices(self) -> None:
+        """Training runs on the first GPU that is seen, or where the model is without one."""
+        devices = {name: str(self.options.get(name) or "") for name in ("device", "draft_device")}
+        for name, device in devices.items():
+            if (number := device.partition("cuda:")[2]).isdecimal() and int(number):
+                raise ParameterError(
+                    f"{name}={device!r}: training is on the first GPU that is seen; choose it with "
+                    f"CUDA_VISIBLE_DEVICES={number} and {name}='cuda'"
+                )
+        usual = "cuda" if torch.cuda.is_available() else "cpu"
+        big = devices["device"].replace("auto", "") or usual
+        if self.settings.soft and (devices["draft_device"].replace("auto", "") or big) != big:
+            raise ParameterError("soft labels need target and draft on one device")
 
     def _check_trainable(self, model: str) -> None:
         """What is trained, cut, or asked for its distribution, is transformers'."""

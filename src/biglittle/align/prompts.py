@@ -107,7 +107,8 @@ def write_prompts(
     """
     found = opening(pair.tokenizer, pair.name)
     models = describe(pair)
-    about = {"target": models["target"], "tokenizer": models["tokenizer"], "seed": seed}
+    own = {name: models[name] for name in ("target", "target weights", "tokenizer")}
+    about = {**own, "seed": seed}
     file = Records(Path(path), "prompts", VERSION, about)
     start = list(pair.tokenizer(found.text, add_special_tokens=False).input_ids)
     tokens = 0

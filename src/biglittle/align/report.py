@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ __all__ = ["AlignReport", "State"]
 FORMAT, VERSION = "biglittle-align", 1
 FILE = "align.json"
 UNBEGUN = {LOCK, f".{FILE}.new"}
+UNTIL_ASKED = ("prompts", "held_out")
+"""Of the plan: what may be changed as long as the target has not answered everything."""
 """What a run leaves that was killed, or found a full disk, before it had begun."""
 
 
@@ -68,7 +70,9 @@ class State:
         self._lock: BaseFileLock | None = None
         if self.path.exists():
             self._data = _read(self.path)
-            _check_same(self.path, self._data["plan"], plan)
+            open_yet = () if "data" in self._data else UNTIL_ASKED
+            _check_same(self.path, self._data["plan"], plan, open_yet)
+            self._data["plan"] = plan
         elif folder.exists() and (
             not folder.is_dir() or {path.name for path in folder.iterdir()} - UNBEGUN
         ):
@@ -91,7 +95,7 @@ class State:
             with writing(self.path):
                 self._lock = take(self.path.parent, "aligning")
             if self.begun:  # another process may have gone on
-                self._data = _read(self.path)
+                self._data = {**_read(self.path), "plan": self._data["plan"]}
         self._write()
 
     def close(self) -> None:
@@ -129,8 +133,10 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_same(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    for name in sorted({*theirs, *ours}):
+def _check_same(
+    path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], apart: Collection[str]
+) -> None:
+    for name in sorted({*theirs, *ours} - {*apart}):
         if theirs.get(name) != ours.get(name):
             raise ParameterError(
                 f"{path.parent} holds an alignment with {name}={theirs.get(name)!r}, and now it is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ import torch
 import transformers as tf
 
 from .. import catalogue
-from ..engines.transformers.capability import is_seq2seq, vocab_size
+from ..engines.transformers.capability import context_limit, is_seq2seq, vocab_size
 from ..engines.transformers.cut_head import SAVED
 from ..engines.transformers.loading import is_adapter, load_model, load_tokenizer, locate
 from ..errors import ParameterError
@@ -42,6 +43,8 @@ class Student(Protocol):
     """What drafts before the training."""
     after: tuple[str, str]
     """Target and draft after it."""
+    is_model: bool
+    """Whether it is a model that answers by itself, and can be judged by that."""
     costs_stay: bool
     """Whether passes cost afterwards what they cost before."""
 
@@ -88,6 +91,7 @@ class DraftStudent:
         self.writes_with = plan.draft
         self.before = str(self._init) if plan.draft is None else plan.draft
         self.after = plan.target, str(out)
+        self.is_model = True
         self.costs_stay = self._cut is None or self._cut.head is None
 
     def check(self, pair: Pair) -> None:
@@ -128,7 +132,7 @@ class DraftStudent:
         plan = self._plan
         model, dtype = self._trainable()
         known = vocab_size(model)
-        samples, held_out = (_readable(part, known) for part in (samples, held_out))
+        samples, held_out = (_readable(part, model) for part in (samples, held_out))
         report = fine_tune(
             model,
             samples,
@@ -187,10 +191,15 @@ class ExitStudent:
         self.before = plain
         adapted = (plan.target, f"early-exit:adapter={out}")
         self.after = (str(out), plain) if plan.joint else adapted
+        self.is_model = plan.joint
         self.costs_stay = plan.joint  # an adapter is not free
 
     def check(self, pair: Pair) -> None:
         """See `Student.check`: whether the target has the exit, loading the pair has told."""
+        if torch.cuda.is_available() and torch.cuda.device_count() > 1:
+            raise ParameterError(
+                "an exit is trained on one GPU; choose it, for example with CUDA_VISIBLE_DEVICES=0"
+            )
 
     def prepare(self) -> None:
         """See `Student.prepare`: there is nothing to make."""
@@ -248,12 +257,14 @@ def _lasting_name(source: str) -> str:
     return str(here.resolve()) if here.exists() and not known else source
 
 
-def _readable(samples: Sequence[Sample], known: int) -> list[Sample]:
-    """Samples whose tokens the draft knows."""
+def _readable(samples: Sequence[Sample], model: Any) -> list[Sample]:
+    """Samples whose tokens the draft knows, and that fit in its context."""
+    known, context = vocab_size(model), context_limit(model) or math.inf
     return [
         sample
         for sample in samples
         if max(*sample.prompt, *sample.output, *(sample.source or ())) < known
+        and max(len(sample.prompt) + len(sample.output) - 1, len(sample.source or ())) <= context
     ]
 
 

@@ -51,6 +51,7 @@ _DATA: Any = {"rich_help_panel": "What the target is asked", "show_default": Fal
 _TRAINING: Any = {"rich_help_panel": "Training"}
 _OUTPUT: Any = {"rich_help_panel": "Output"}
 ROWS = 16
+PROMPTS = 1000
 USUAL = {"whole": ("adafactor", 1e-4), "lora": ("adamw", 5e-4), "exit": ("adamw", 1e-3)}
 EVERY = 60.0  # seconds between two lines where there is no terminal
 ENOUGH = 5  # steps from which the time left is told
@@ -112,7 +113,7 @@ class DataOptions:
             help="How many prompts the target writes, where none are given.",
             rich_help_panel="What the target is asked",
         ),
-    ] = 1000
+    ] = PROMPTS
     max_new_tokens: Annotated[
         int,
         typer.Option(
@@ -132,6 +133,22 @@ class DataOptions:
         ),
     ] = None
 
+    def _check(self) -> None:
+        """Refuse what would be ignored."""
+        if self.reference is not None and self.source is None:
+            raise ParameterError("--reference is of a text that --source gives")
+        if self.task or self.source is not None:
+            if self.prompts != PROMPTS:
+                raise ParameterError("--prompts is for a target that writes its own; give no files")
+        else:
+            names = ("template", "metric", "chat", "limit")
+            for name in names:
+                if getattr(self, name) is not None:
+                    flag = "chat/--raw" if name == "chat" else name
+                    raise ParameterError(f"--{flag} is of files: give --task or --source")
+        if self.metric and not self.task and self.reference is None:
+            raise ParameterError("--metric needs a --reference to judge by")
+
     def read(self) -> list[Task]:
         """The tasks; none where the target is to write its prompts."""
         from ..bench.readers import read_tasks
@@ -144,8 +161,7 @@ class DataOptions:
             "metrics": self.metric,
             "limit": self.limit,
         }
-        if self.reference is not None and self.source is None:
-            raise ParameterError("--reference is of a text that --source gives")
+        self._check()
         found: list[Task] = []
         for spec in self.task or []:
             found += read_tasks(spec, format=self.format, **options)
@@ -207,17 +223,25 @@ class TrainingOptions:
             **_TRAINING,
         ),
     ] = 0.0
+    evaluations: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="An epoch; each leaves a checkpoint, from which a killed training goes on.",
+            **_TRAINING,
+        ),
+    ] = 1
     patience: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Evaluations, one an epoch, without a higher agreement before it ends; 0 goes on.",
+            help="Evaluations without a higher agreement before it ends; 0 goes on.",
             **_TRAINING,
         ),
     ] = 3
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.", **_TRAINING)] = 0
 
-    def settings(self, kind: str) -> Settings:
+    def settings(self, kind: str, device: str) -> Settings:
         """As the library has them, with what is usual for "whole" models, "lora" or an "exit"."""
         import torch
 
@@ -233,7 +257,8 @@ class TrainingOptions:
             batch=self.batch,
             soft=self.soft,
             patience=self.patience,
-            bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+            evaluations=self.evaluations,
+            bf16=device != "cpu" and torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
             seed=self.seed,
         )
 
@@ -312,7 +337,7 @@ def align(
     with screen.status("starting"):
         quiet_libraries()
         plan = make_plan(models, init, lora, early_exit, joint, data, training)
-    fetch(plan.target, plan.draft, dict(plan.options), screen)
+    fetch(plan.target, plan.draft, options_now(plan), screen)
     from ..align import align as run
 
     with first_interrupt() as stop, _progress(screen) as say, notes(screen):
@@ -352,9 +377,15 @@ def make_plan(
         prompts=data.prompts,
         held_out=data.held_out,
         max_new_tokens=data.max_new_tokens,
-        settings=training.settings(kind),
+        settings=training.settings(kind, models.device),
         options={name: value for name, value in load_options(models).items() if value},
     )
+
+
+def options_now(plan: Plan) -> dict[str, Any]:
+    """Options of loading: those of a draft that is yet to be cut are for later."""
+    later = ("draft_",) if plan.init is not None else ()
+    return {name: value for name, value in plan.options.items() if not name.startswith(later)}
 
 
 @contextmanager
@@ -414,7 +445,7 @@ def show(report: AlignReport, models: ModelOptions, screen: Screen) -> None:
     table.add_row("tokens a pass of the target", *(f"{value:.2f}" for value in passes))
     table.add_row("predicted speed-up", f"{before.speedup:.2f}×", f"{after.speedup:.2f}×")
     for name, value in after.quality.items():
-        table.add_row(f"draft alone: {name}", f"{before.quality[name]:.2f}", f"{value:.2f}")
+        table.add_row(f"alone: {name}", f"{before.quality[name]:.2f}", f"{value:.2f}")
     screen.out.print(table)
     if report.too_long:
         screen.note(f"{plural(report.too_long, 'text')} left out: too long", "yellow")

@@ -328,6 +328,7 @@ def make_header(
             "draft": models.drafter,
             "precision": pair.summary,
             "systems": {system.name: system.lossless for system in systems},
+            "weights": pair.fingerprints,
             "files": _hashes(systems, models),
             **sampling,
         },
@@ -341,16 +342,12 @@ def make_header(
 def _hashes(systems: Sequence[System], models: ModelOptions) -> dict[str, str]:
     """Of files that a setting names and that may change under the same name."""
     from ..bench.systems import Ours
-    from ..engines.transformers.exit_adapter import WEIGHTS
     from ..lookahead import Disco
-    from ..matching import parse_draft
 
     rules = [system.policy.lookahead for system in systems if isinstance(system, Ours)]
     named = [rule.path for rule in rules if isinstance(rule, Disco)]
     if isinstance(models.vocab, str):
         named.append(models.vocab)
-    if (adapter := parse_draft(models.drafter).adapter) is not None:
-        named.append(str(Path(adapter).expanduser() / WEIGHTS))
     return {name: hashlib.sha256(Path(name).read_bytes()).hexdigest()[:16] for name in named}
 
 

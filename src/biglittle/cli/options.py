@@ -421,6 +421,11 @@ def with_profile(models: ModelOptions, path: str | None) -> ModelOptions:
     from ..tune import Profile
 
     tuned = Profile.load(path)
+    if models.draft == "none" and tuned.policy != "none":
+        raise ParameterError(
+            f"the profile's policy {tuned.policy!r} needs a draft: leave out --draft none, or "
+            "--profile"
+        )
     own = {"target": tuned.target, "draft": tuned.draft or "none", **tuned.options}
     own |= own.pop("llama", {})
     fields = {field.name: field.default for field in dataclasses.fields(ModelOptions)}

@@ -158,7 +158,8 @@ def parts(screen: Screen) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def first_interrupt() -> Iterator[threading.Event]:
-    """Within, the first Ctrl-C sets the event and a second one raises `KeyboardInterrupt`.
+    """Within, the first Ctrl-C (or SIGTERM) sets the event, and a second one raises
+    `KeyboardInterrupt`.
 
     So that a round is finished before its rows are: nothing is cut in the middle.
     """
@@ -169,13 +170,15 @@ def first_interrupt() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         asked.set()
 
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:  # a background job is not to be interrupted
-        signal.signal(signal.SIGINT, handle)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # a background job is not to be interrupted
+            signal.signal(number, handle)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def complain(text: str) -> None:

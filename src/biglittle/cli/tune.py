@@ -139,11 +139,14 @@ def check_models(models: ModelOptions) -> None:
 def check_folder(out: Path, task: Task, **settings: Any) -> None:
     """Refuse what is no folder, or one of another task or settings."""
     from ..bench.runner import data_hash
+    from ..tune import Profile
     from ..tune.runs import check_beforehand
 
     if out.exists() and not out.is_dir():
         raise ParameterError(f"--out {out} is no folder to write to")
     check_beforehand(out / "runs.jsonl", {"task": data_hash(task)}, settings)
+    if (out / "profile.json").exists():
+        Profile.load(out / "profile.json")  # refuses what would be written over
 
 
 # What is shown.

@@ -171,6 +171,11 @@ class Model(Protocol):
         """How it runs, e.g. "bfloat16 on cpu": for reports."""
 
     @property
+    def fingerprint(self) -> str:
+        """A short hash by which its weights are known again: it changes with them, and not with
+        how they lie in memory."""
+
+    @property
     def resolution(self) -> float:
         """By how much of themselves its logits move with what is computed beside them."""
 

@@ -122,9 +122,11 @@ class Traces:
 
 
 def describe(pair: Pair) -> dict[str, str]:
-    """A pair, for a header: the models' names, how they run, a hash of the vocabulary."""
+    """A pair, for a header: the models' names, how they run, hashes of their weights and of the
+    vocabulary."""
     vocabulary = pair.tokenizer.get_vocab() if pair.tokenizer is not None else None
     return {
+        **{f"{name} weights": found for name, found in pair.fingerprints.items()},
         "target": pair.name,
         "draft": pair.draft_name,
         "summary": pair.summary,
@@ -135,12 +137,19 @@ def describe(pair: Pair) -> dict[str, str]:
 def check_models(models: Mapping[str, str], pair: Pair, what: str, remedy: str) -> None:
     """Raise `ParameterError` unless a pair is the one that was described; `what` was made of it."""
     own = describe(pair)
-    for field in ("target", "draft", "tokenizer"):
-        if models[field] != own[field]:
-            raise ParameterError(
-                f"{what} is of another {field} ({models[field]}) than the pair's ({own[field]}); "
-                f"{remedy}"
-            )
+    if models["tokenizer"] != own["tokenizer"]:
+        raise ParameterError(f"{what} is of another tokenizer than the pair's; {remedy}")
+    for side in ("target", "draft"):
+        theirs, ours = models.get(f"{side} weights"), own[f"{side} weights"]
+        if theirs is None or not ours:  # names are all there is to compare
+            theirs, ours = models[side], own[side]
+        if theirs == ours:
+            continue
+        if models[side] != own[side]:
+            known = f"another {side} ({models[side]}) than the pair's ({own[side]})"
+        else:
+            known = f"other weights of the {side}, {own[side]}, than these"
+        raise ParameterError(f"{what} is of {known}; {remedy}")
 
 
 def digest(data: Any) -> str:

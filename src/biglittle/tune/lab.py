@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..decoding import Request
     from ..pair import Pair
 
-__all__ = ["PLAIN", "Clock", "Lab", "OutOfTime", "Setting", "Split", "split"]
+__all__ = ["PLAIN", "ROWS", "Clock", "Lab", "OutOfTime", "Setting", "Split", "split"]
 
 PLAIN = "none"
 ROWS = 16

@@ -12,10 +12,10 @@ from ..results import Origin
 from ..traces import Trace, Traces, read_traces, record
 from .lab import PLAIN, Clock, Lab, OutOfTime
 
-__all__ = ["Lossless", "tune_lossless"]
+__all__ = ["RECORDED", "Lossless", "tune_lossless"]
 
-MOST = 20
-"""Examples that are recorded: enough to tell lookaheads apart, which differ by passes, not luck."""
+RECORDED = 20
+"""Examples, at most: enough to tell lookaheads apart, which differ by passes, not luck."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def tune_lossless(
         say: Told examples done, and all of them.
     """
     assert lab.costs is not None
-    chosen = list(names[:MOST])
+    chosen = list(names[:RECORDED])
 
     def watch(done: int, total: int) -> None:
         say(done, total)

@@ -72,11 +72,15 @@ class Runs:
         """What a policy has written so far, by example."""
         return self._outputs.get(policy, {})
 
-    def add(self, policy: str, outputs: Mapping[str, Output]) -> None:
-        """Keep outputs; they are on the disk when this returns."""
-        if not self._begun:  # a run that is refused leaves no file
+    def begin(self) -> None:
+        """Tie the folder to this run: not before, so that one that is refused leaves no file."""
+        if not self._begun:
             self._file.append({**NAME, **asdict(self._header)})
             self._begun = True
+
+    def add(self, policy: str, outputs: Mapping[str, Output]) -> None:
+        """Keep outputs; they are on the disk when this returns."""
+        self.begin()
         self._file.append(
             *({"policy": policy, "example": name, **asdict(o)} for name, o in outputs.items())
         )

@@ -26,8 +26,8 @@ from ..params import make_params
 from ..traces.base import describe
 from .budget import Budget, BudgetLike, check_budgets, parse_budget
 from .confirm import Timed, time_policies
-from .lab import PLAIN, Clock, Lab, OutOfTime, Progress, Setting, Split, split
-from .lossless import Lossless, tune_lossless
+from .lab import PLAIN, ROWS, Clock, Lab, OutOfTime, Progress, Setting, Split, split
+from .lossless import RECORDED, Lossless, tune_lossless
 from .plots import draw
 from .profile import Profile, Rejected
 from .quality import Judge
@@ -42,6 +42,8 @@ __all__ = ["prepare", "tune"]
 
 PROFILE = "profile.json"
 PACKAGES = ("optuna", "scipy", "matplotlib")
+OWN_SHARE = 0.3
+"""Of the time: until then the target's own outputs are written, those of a first batch always."""
 SEARCH_SHARE = 0.6
 """Of the time: the rest is for the confirmation."""
 REJECTIONS = 3
@@ -102,12 +104,14 @@ def tune(
         },
     )
     folder = Path(out).expanduser()
+    if (folder / PROFILE).exists():
+        Profile.load(folder / PROFILE)  # refuses what would be written over
     header = _header(pair, whole, max_new_tokens, seed)
     with only_one(folder), _full_disk(folder):
         runs = Runs(folder / "runs.jsonl", header)
         judge = Judge(whole, budgets, run_code=run_code)
         run = _Run(
-            Lab(pair, whole, params, runs, judge),
+            Lab(pair, whole, params, runs, judge),  # refuses
             parts,
             budgets,
             folder,
@@ -115,6 +119,7 @@ def tune(
             Clock(time_limit),
             progress,
         )
+        runs.begin()
         return run.profile()
 
 
@@ -192,6 +197,13 @@ def _check_scores(base: Setting) -> None:
             )
 
 
+def _saved(folder: Path, budgets: Sequence[Budget]) -> Profile | None:
+    """What an earlier call found inside the same budgets."""
+    path = folder / PROFILE
+    found = Profile.load(path) if path.exists() else None
+    return found if found is not None and found.budgets == tuple(map(str, budgets)) else None
+
+
 def _slower(ratio: float, than: str) -> str:
     return f"timed, it has {ratio:.2f} times the speed of {than}"
 
@@ -212,6 +224,7 @@ class _Run:
         self._lab, self._parts, self._budgets = lab, parts, budgets
         self._folder, self._header, self._clock = folder, header, clock
         self._progress = progress
+        self._before = _saved(folder, budgets)
         self._rejected: list[Rejected] = []
         self._over = False
         """Whether the time is over."""
@@ -222,6 +235,7 @@ class _Run:
         say = self._say("recording what the models write")
         traces = self._folder / "traces.jsonl"
         lossless = tune_lossless(self._lab, self._parts.search, traces, self._clock, say)
+        self._parts = self._affordable(lossless.policy)
         base = self._lab.setting(lossless.policy, self._parts.search)
         _check_scores(base)
         search = self._searched(lossless) if self._budgets else None
@@ -250,6 +264,24 @@ class _Run:
         write_whole(path, json.dumps([costs.as_dict() for costs in found.costs]) + "\n")
         return found
 
+    def _affordable(self, policy: str) -> Split:
+        """The examples, or as many as there is time to let the target answer. Without a budget
+        those are enough that were recorded."""
+        names = self._parts.search if self._budgets else self._parts.search[:RECORDED]
+        say = self._say("writing the target's own outputs")
+        for done in range(0, len(names), ROWS):
+            say(done, len(names))
+            try:
+                if done:
+                    self._clock.check(OWN_SHARE)
+            except OutOfTime:
+                self._over = True
+                names = names[:done]
+                break
+            for one in (PLAIN, policy):
+                self._lab.outputs(one, names[done : done + ROWS])
+        return Split(names, self._parts.held_out[: len(names)])
+
     def _searched(self, lossless: Lossless) -> Search:
         """The search, as far as the time goes."""
         search = Search(
@@ -269,9 +301,12 @@ class _Run:
     def _confirmed(self, search: Search, base: Setting) -> Setting:
         """The fastest candidate that holds on examples which the search has not seen, or else the
         best lossless policy."""
+        self._rejected += self._refuted()
         for candidate in search.candidates:
             if len(self._rejected) >= REJECTIONS:
                 break
+            if candidate.policy in {one.policy for one in self._rejected}:
+                continue
             try:
                 reason = self._objection(candidate, base)
             except OutOfTime:
@@ -281,6 +316,15 @@ class _Run:
                 return candidate
             self._rejected.append(Rejected(candidate.policy, reason))
         return self._kept(base)
+
+    def _refuted(self) -> list[Rejected]:
+        """What an earlier call gave up for its quality on the examples that confirm: to look again
+        would use them up."""
+        before = () if self._before is None else self._before.rejected
+        return [one for one in before if self._is_refuted(one.policy)]
+
+    def _is_refuted(self, policy: str) -> bool:
+        return not self._lab.setting(policy, self._parts.held_out).inside
 
     def _kept(self, base: Setting) -> Setting:
         """The best lossless policy, or the target alone where that turns out to be as fast."""
@@ -295,14 +339,11 @@ class _Run:
     def _or_before(self, answer: Setting) -> Setting:
         """The answer of an earlier call, where it is faster and nothing speaks against it: more
         time never gives a worse one."""
-        path = self._folder / PROFILE
-        if not path.exists():
+        before = self._before
+        if before is None:
             return answer
-        before = Profile.load(path)
-        known = before.budgets == tuple(map(str, self._budgets))
         refuted = before.policy in {one.policy for one in self._rejected}
-        slower = before.promised.ms_per_token >= answer.ms_per_token
-        if not known or refuted or slower:
+        if refuted or before.promised.ms_per_token >= answer.ms_per_token:
             return answer
         return self._lab.setting(before.policy, self._parts.search)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import os
 import threading
@@ -29,6 +30,7 @@ from .tokenizer import GgufTokenizer
 __all__ = ["LlamaModel", "read_tokenizer"]
 
 IDLE = 2  # contexts that are kept for the next generation
+BLOCKS, BLOCK = 256, 4096  # of the file, in its fingerprint; bytes
 
 
 class LlamaModel:
@@ -119,6 +121,17 @@ class LlamaModel:
         buffer = ctypes.create_string_buffer(256)
         library().llama_model_desc(self._weights.pointer, buffer, len(buffer))
         return f"{buffer.value.decode('utf8', errors='replace')} in llama.cpp"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `Model.fingerprint`: of the file's length and of blocks from all over it."""
+        size = self.path.stat().st_size
+        found = hashlib.sha256(str(size).encode())
+        with self.path.open("rb") as file:
+            for part in range(BLOCKS):
+                file.seek(part * max(0, size - BLOCK) // (BLOCKS - 1))
+                found.update(file.read(BLOCK))
+        return found.hexdigest()[:16]
 
     @cached_property
     def tokenizer(self) -> GgufTokenizer:

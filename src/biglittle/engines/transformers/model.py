@@ -18,6 +18,7 @@ from .capability import (
     vocab_size,
 )
 from .causal import CausalRunner
+from .fingerprint import fingerprint
 from .probe import rows_limit
 from .runner import TransformersRunner
 from .seq2seq import Seq2SeqRunner
@@ -45,6 +46,11 @@ class TransformersModel:
     def resolution(self) -> float:
         """See `Model.resolution`: a number's last place in the model's dtype."""
         return torch.finfo(self.model.dtype).eps
+
+    @property
+    def fingerprint(self) -> str:
+        """See `Model.fingerprint`."""
+        return fingerprint(self.model)
 
     @property
     def vocab(self) -> int:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .fingerprint import made_of
+
 __all__ = ["PackedLinear", "can_pack", "give_back", "pack_linears", "plain_linears"]
 
 WIDTH = 16  # oneDNN chooses the layout by the number of tokens; this choice serves 1 … 16 and more
@@ -29,6 +31,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
+        self.made_of = made_of(linear.weight)
         # Not a buffer: it can neither move to another device nor change its dtype.
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(
             linear.weight.detach(), WIDTH

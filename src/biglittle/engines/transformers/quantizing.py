@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .fingerprint import made_of
 from .packing import give_back, plain_linears
 
 __all__ = ["GROUP", "QUANTIZATIONS", "Int4Linear", "can_quantize", "quantize_linears"]
@@ -32,6 +33,7 @@ class Int4Linear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
+        self.made_of = made_of(linear.weight, " in four bits")
         self.dtype = linear.weight.dtype
         parts = [_quantize(rows) for rows in linear.weight.detach().split(SLICE)]
         # Filled up with rows of nothing to whole blocks of the kernel.
