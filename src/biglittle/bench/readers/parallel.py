@@ -47,10 +47,10 @@ LANGUAGES = {
 def read_parallel(path: Path, options: ReadOptions) -> tuple[Task, ...]:
     """Line n of the reference file translates line n of the source file.
 
-    A chat model is asked by the template, by default `Translate German to English: {source}` with
-    the languages that the files' names end in (`test.de`, `test.en.gz`). Without a chat template,
-    as for an encoder-decoder model, the line is sent as it is, or through the template if one is
-    given, e.g. T5's `translate German to English: {source}`.
+    The template around a line is by default `Translate German to English: {source}` with the
+    languages that the files' names end in (`test.de`, `test.en.gz`). With `chat=False`, as a model
+    that was trained on pairs of texts wants it, the line is sent as it is, or through the template
+    if one is given, e.g. T5's `translate German to English: {source}`.
     """
     reference = options.reference
     if reference is None:
@@ -76,8 +76,8 @@ def read_parallel(path: Path, options: ReadOptions) -> tuple[Task, ...]:
 def read_source(path: Path, options: ReadOptions) -> tuple[Task, ...]:
     """The source side alone, where no translations are needed.
 
-    A chat model is asked by the template, which must be given; without a chat template the line is
-    sent as it is, or through the template.
+    The template must be given; with `chat=False` the line is sent as it is, or through the template
+    if there is one.
     """
     if options.template is None and options.chat is not False:
         raise ParameterError(
