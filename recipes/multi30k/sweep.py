@@ -31,8 +31,8 @@ __all__ += ["measure", "measure_alone", "measure_quality"]
 __all__ += ["WINDOWS", "WINDOW_ROLLBACK", "without_rollback"]
 
 # Lower than the paper's: these models were trained on smoothed labels, and are less sure.
-FALLBACK = (0.2, 0.3, 0.4, 0.5)
-ROLLBACK = (1.5, 2, 3, 4)
+FALLBACK = (0.3, 0.5)
+ROLLBACK = (0.5, 1, 1.5, 2, 3)
 WINDOWS = range(3, 11)
 MODELS = ("large", "small", "aligned", "joint")
 DRAFTS = {"unaligned": "small", "aligned": "aligned"}
