@@ -191,6 +191,8 @@ def windows(run: Path, bench: Benches) -> list[str]:
 def compare(found: Rows, policy: str) -> list[str]:
     """BLEU, speed-up and rollbacks of a policy."""
     part = row(found, policy)
+    if part["rollback"] is None:  # nothing was drafted
+        return [f"{bleu(part):.2f}", "1×", ""]
     return [f"{bleu(part):.2f}", speed(part), f"{100 * part['rollback']:.1f}"]
 
 

@@ -94,7 +94,8 @@ def row(system: str, speedup: float, bleu: float) -> dict[str, Any]:
     return {
         "system": system, "speedup": speedup, "speedup_low": None, "speedup_high": None,
         "bleu": bleu, "lossless": "bild" not in system and "calm" not in system,
-        "fallback": 0.2, "rollback": 0.1,
+        "fallback": None if system == "none" else 0.2,
+        "rollback": None if system == "none" else 0.1,
         "flops_ratio": 1.1, "bytes_ratio": 0.5, "intensity_ratio": 2.2,
     }  # fmt: skip
 
