@@ -23,6 +23,7 @@ from ..diagnosis.profile import measure_profile
 from ..errors import ParameterError
 from ..files import write_whole
 from ..params import make_params
+from ..policy import parse_policy
 from ..traces.base import describe
 from .budget import Budget, BudgetLike, check_budgets, parse_budget
 from .confirm import Timed, time_policies
@@ -104,13 +105,11 @@ def tune(
         },
     )
     folder = Path(out).expanduser()
-    if (folder / PROFILE).exists():
-        Profile.load(folder / PROFILE)  # refuses what would be written over
     header = _header(pair, whole, max_new_tokens, seed)
     with only_one(folder), _full_disk(folder):
         runs = Runs(folder / "runs.jsonl", header)
         judge = Judge(whole, budgets, run_code=run_code)
-        run = _Run(
+        run = _Run(  # refuses a profile that would be written over
             Lab(pair, whole, params, runs, judge),  # refuses
             parts,
             budgets,
@@ -324,7 +323,14 @@ class _Run:
         return [one for one in before if self._is_refuted(one.policy)]
 
     def _is_refuted(self, policy: str) -> bool:
-        return not self._lab.setting(policy, self._parts.held_out).inside
+        """Whether it is not inside, or there is no time to see."""
+        if parse_policy(policy).lossless:  # given up for its speed
+            return False
+        try:
+            return not self._lab.setting(policy, self._parts.held_out, self._clock.check).inside
+        except OutOfTime:
+            self._over = True
+            return True
 
     def _kept(self, base: Setting) -> Setting:
         """The best lossless policy, or the target alone where that turns out to be as fast."""
