@@ -9,7 +9,7 @@ import gc
 import random
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -157,7 +157,8 @@ class _Run:
         if not plan.tasks:
             opening(pair.tokenizer, pair.name)  # refuses
         self.student.check(pair)
-        self._check_weights(pair)
+        weights = pair.fingerprints
+        self._check_weights(weights)
         if not plan.tasks:
             self._held_out(plan.prompts)  # refuses
             self.state.begin()
@@ -174,13 +175,13 @@ class _Run:
             lambda done, total, _: self.say("asking the target", done, total),
         )
         samples = [answer.sample for answer in answers]
-        self.state.put("weights", pair.fingerprints)
+        self.state.put("weights", weights)
         self.state.put("data", {"hash": data_hash(samples), "too_long": calibration.too_long})
         return answers
 
-    def _check_weights(self, pair: Pair) -> None:
+    def _check_weights(self, weights: Mapping[str, str]) -> None:
         """Refuse to go on with models that were changed where they lie."""
-        for side, found in pair.fingerprints.items():
+        for side, found in weights.items():
             if "weights" in self.state and self.state["weights"][side] != found:
                 raise ParameterError(
                     f"{self.out} holds an alignment with other weights of the {side} than it has "
