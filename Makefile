@@ -26,10 +26,13 @@ venv: .venv/stamp ## make .venv with the tested versions of constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
+# Without AMX, which cannot be used beside torch (docs/llama_cpp.md), llama.cpp has its next best.
+NO_AMX := $(if $(filter x86_64,$(shell uname -m)),-mno-amx-tile -mno-amx-int8 -mno-amx-bf16)
+
 llama: venv ## the llama.cpp engine into .venv: built from source, minutes, needs a C++ compiler
 	@$(BIN)/python -c 'import llama_cpp' 2>/dev/null || CMAKE_BUILD_PARALLEL_LEVEL=$$(nproc) \
-		CMAKE_ARGS='-DLLAVA_BUILD=OFF' $(BIN)/python -m pip install --quiet \
-		--disable-pip-version-check -c constraints.txt -e '.[llama]'
+		CMAKE_ARGS='-DLLAVA_BUILD=OFF' CFLAGS='$(NO_AMX)' CXXFLAGS='$(NO_AMX)' \
+		$(BIN)/python -m pip install --quiet --no-cache-dir --disable-pip-version-check -c constraints.txt -e '.[llama]'
 
 browser: ## Chromium for the playground's tests, where apt-get may install it
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
@@ -42,7 +45,7 @@ demo: venv ## the default pair: the target alone, lossless, and BiLD
 	$(BIN)/biglittle demo
 
 test: venv ## all tests (ARGS="-m 'not slow'" for the quick ones)
-	$(BIN)/pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/pytest -n auto --dist loadfile --max-worker-restart 0 $(ARGS)
 
 check: venv ## format, lint, types and docs, as CI runs them
 	$(BIN)/ruff format --check $(CODE)

@@ -8,6 +8,7 @@ import pytest
 
 from biglittle import __version__, catalogue
 from biglittle.cache import cache_dir
+from biglittle.errors import LoadError
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Run
@@ -111,6 +112,27 @@ def test_doctor_warns_of_a_busy_machine(
     assert ("load 6.9 on 2 cores" in hints) == busy
     assert ("OMP_WAIT_POLICY=passive" in hints) == busy
     assert ("torch uses 1 threads of 2 cores" in hints) == (not busy)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_doctor_knows_a_build_whose_kernels_are_unused(
+    run: Run, monkeypatch: pytest.MonkeyPatch, built: bool
+) -> None:
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr("biglittle.engines.llama_cpp.binding.has_amx", lambda: built)
+    hints = "\n".join(json.loads(run("doctor", "--json").stdout)["hints"])
+    assert ("CXXFLAGS='-mno-amx-tile -mno-amx-int8 -mno-amx-bf16'" in hints) == built
+
+
+def test_doctor_says_that_llama_cpp_cannot_be_loaded(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> bool:
+        raise LoadError("it does not fit")
+
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr("biglittle.engines.llama_cpp.binding.has_amx", fail)
+    assert "it does not fit" in json.loads(run("doctor", "--json").stdout)["hints"]
 
 
 def test_version(run: Run) -> None:

@@ -24,7 +24,8 @@ from biglittle import LlamaModel, LlamaOptions, Pair, ParameterError
 from biglittle.audit import audit
 from biglittle.engines import Prompt
 from biglittle.engines.llama_cpp import context as contexts
-from biglittle.engines.llama_cpp.binding import library
+from biglittle.engines.llama_cpp.binding import has_amx, library
+from biglittle.engines.llama_cpp.convert import convert
 
 pytest.importorskip("llama_cpp")
 
@@ -478,3 +479,43 @@ def test_a_name_that_is_no_unicode(files: tuple[Path, Path], tmp_path: Path) -> 
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
     path.symlink_to(files[0])
     assert len(Pair(LlamaModel(path, EXACT)).generate([5, 6], max_new_tokens=2).token_ids) == 2
+
+
+@pytest.mark.parametrize("built", [0, 1])
+def test_amx_kernels_are_left_unused(
+    built: int, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a build has them is its own word; the loading of a model asks for none."""
+    has_amx.cache_clear()
+    said = f"CPU : AVX2 = 1 | AMX_INT8 = {built} | ".encode()
+    monkeypatch.setattr(library(), "llama_print_system_info", lambda: said)
+    load, asked = library().llama_model_load_from_file, []
+
+    def watch(path: bytes, settings: Any) -> Any:
+        asked.append(settings.use_extra_bufts)
+        return load(path, settings)
+
+    monkeypatch.setattr(library(), "llama_model_load_from_file", watch)
+    try:
+        LlamaModel(files[0])
+        assert asked == [not built]
+    finally:
+        has_amx.cache_clear()
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without AMX")
+def test_torch_may_use_amx_between_passes(tmp_path: Path) -> None:
+    """Its tiles are the thread's, and so would llama.cpp's be."""
+    from tests.identity.more_models import build as build_more
+
+    model = build_more(
+        "LlamaForCausalLM", vocab_size=len(TOKENIZER), hidden_size=256, intermediate_size=256
+    )
+    model.bfloat16().save_pretrained(tmp_path / "model")
+    TOKENIZER.save_pretrained(tmp_path / "model")
+    convert(tmp_path / "model", tmp_path / "a.gguf", "q8_0")
+    little = LlamaModel(tmp_path / "a.gguf", {"n_threads": 1})
+    prompt = [3, 4, 5] * 20
+    first = Pair(little).generate(prompt, max_new_tokens=NEW)
+    torch.ones(256, 512).bfloat16() @ torch.ones(512, 512).bfloat16()
+    assert Pair(little).generate(prompt, max_new_tokens=NEW).token_ids == first.token_ids

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from .. import __version__, catalogue
 from ..cache import cache_dir
+from ..errors import LoadError
 from .options import DEFAULT_DRAFT, DEFAULT_TARGET
 from .screen import Screen, bytes_below, plural, size
 
@@ -33,6 +34,7 @@ PACKAGES = (
     "peft",
     "llama_cpp_python",
 )
+NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
 
@@ -197,8 +199,24 @@ def _hints(found: dict[str, Any]) -> Iterator[str]:
         compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
         need = "" if compiler else ", which is built from source and needs a C++ compiler first"
         yield f".gguf files run as they are, and faster, with pip install 'biglittle[llama]'{need}"
+    else:
+        yield from _llama_hints()
     if found["versions"]["peft"] is None:
         yield "adapters (--adapter) need the package peft: pip install 'biglittle[align]'"
+
+
+def _llama_hints() -> Iterator[str]:
+    from ..engines.llama_cpp.binding import has_amx
+
+    try:
+        if has_amx():
+            yield (
+                "llama.cpp was built for AMX tiles, which are left unused: built without them it "
+                f"reads prompts faster, with CFLAGS='{NO_AMX}' CXXFLAGS='{NO_AMX}' pip install "
+                "--force-reinstall --no-deps --no-cache-dir llama-cpp-python"
+            )
+    except LoadError as error:
+        yield str(error)
 
 
 def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import LoadError
 
-__all__ = ["INSTALL", "available", "complaints", "library"]
+__all__ = ["INSTALL", "available", "complaints", "has_amx", "library"]
 
 INSTALL = "pip install 'biglittle[llama]'"
 WARNING, ERROR, CONTINUED = 3, 4, 5  # levels of ggml's log
@@ -42,6 +42,12 @@ def library() -> Any:
     found.llama_log_set(_listener(found), ctypes.c_void_p(0))
     found.llama_backend_init()
     return found
+
+
+@cache
+def has_amx() -> bool:
+    """Whether llama.cpp was built with Intel's AMX tiles, for this CPU that has them."""
+    return b"AMX_INT8 = 1" in library().llama_print_system_info()
 
 
 _kept: list[Any] = []  # callbacks that C code holds

@@ -19,7 +19,7 @@ from ...errors import LoadError, ParameterError, UnsupportedModelError
 from ..base import EncoderInput, Model
 from ..transformers.gguf import check_magic
 from ..transformers.loading import local_path
-from .binding import complaints, library
+from .binding import complaints, has_amx, library
 from .context import Context, Weights
 from .header import check_header
 from .memory import available_memory
@@ -235,6 +235,9 @@ def _settings(options: LlamaOptions) -> Any:
     settings = library().llama_model_default_params()
     settings.n_gpu_layers = options.n_gpu_layers
     settings.load_mode = LOAD_MMAP if options.use_mmap else LOAD_READ
+    # A thread's tiles are configured once, in code that GCC 12 compiles to nothing (llama.cpp's
+    # pull request 26954), and torch configures them anew in the same thread.
+    settings.use_extra_bufts = not has_amx()
     return settings
 
 
