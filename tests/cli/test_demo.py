@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,3 +99,25 @@ def test_policies_prompts_and_target_alone_once(run: Run, models: list[str]) -> 
     assert "▌ A\n" in done.stdout
     progress = [line.split(":")[0] for line in done.stderr.splitlines()]
     assert progress == ["none", "heuristic", "heuristic", "none"]  # another one first each time
+
+
+def test_a_second_draft_is_compared(run: Run, folders: dict[str, str], models: list[str]) -> None:
+    """One that is the target's own copy is always accepted."""
+    second = ["--second-draft", folders["target"], "-p", "dynamic", "--prompt", "The little"]
+    done = run("demo", *models, *second)
+    assert done.exit_code == 0
+    label = f"dynamic, {Path(folders['target']).name}"
+    assert f"→ {label}: the same text\n" in done.stdout
+    (row,) = re.findall(rf"^{label} +(.*)$", done.stdout, re.MULTILINE)
+    assert row.split()[2:4] == ["100", "%"]
+    words = " ".join(done.stdout.split())
+    assert f"with {folders['draft']} and {folders['target']}, float32" in words
+    progress = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert progress == ["none", "dynamic", label]
+
+
+def test_a_second_draft_that_is_not_there(run: Run, models: list[str]) -> None:
+    done = run("demo", *models, "--second-draft", "./nowhere")
+    assert done.exit_code == 2
+    assert "./nowhere" in done.stderr
+    assert "loading" not in done.stderr

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +17,7 @@ from rich.text import Text
 from .. import __version__
 from ..errors import ParameterError
 from .generate import check_policy, has_template
-from .loading import load_pair, quiet_libraries
+from .loading import fetch, load_options, load_pair, notes, quiet_libraries
 from .options import ModelOptions
 from .prompts import Asked, read_prompts
 from .screen import Screen, percent, plural, summary
@@ -35,6 +36,8 @@ EPILOG = """
 `biglittle demo -p dynamic -p bild:fallback=0.5,rollback=2 --prompt "Explain recursion"`
 
 `biglittle demo -t ./big -d ./little --dtype float32`
+
+`biglittle demo -t ./big -d ./little --second-draft ./aligned --prompt "Explain recursion"`
 """
 
 PLAIN = "none"
@@ -70,6 +73,14 @@ def demo(
             rich_help_panel="Models",
         ),
     ] = None,
+    second_draft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Another draft to compare with the first, such as one that biglittle align made.",
+            rich_help_panel="Models",
+        ),
+    ] = None,
     prompts: Annotated[
         list[str] | None,
         typer.Option(
@@ -102,11 +113,18 @@ def demo(
         make_params(None, options)
         texts = [one.content for one in read_prompts(prompts, [], [])] if prompts else PROMPTS
         quiet_libraries()
+    if second_draft is not None:
+        fetch(models.target, second_draft, load_options(models), screen)  # before any is loaded
     pair = load_pair(models, None, screen)
+    runs = {name: (pair, name) for name in names}
+    if second_draft is not None:
+        second = _second_pair(pair, second_draft, models, screen)
+        label = Path(second_draft).name
+        runs |= {f"{name}, {label}": (second, name) for name in names[1:]}
     asked = [Asked(text, "").as_prompt(has_template(pair)) for text in texts]
-    for name in names:
-        pair.requests(asked, policy=name, **options)  # refuses what cannot run before any runs
-    bench = Bench(pair, names, options, screen)
+    for drafted, name in runs.values():
+        drafted.requests(asked, policy=name, **options)  # refuses what cannot run before any runs
+    bench = Bench(runs, options, screen)
     bench.warm_up(asked[0])
     screen.legend(pair.policy)
     for prompt, text in zip(asked, texts, strict=True):
@@ -128,29 +146,43 @@ def _policies(wanted: Sequence[str], models: ModelOptions) -> list[str]:
     return names
 
 
+def _second_pair(pair: Pair, draft: str, models: ModelOptions, screen: Screen) -> Pair:
+    """The same target with another draft, loaded as the first one was."""
+    from ..pair import load
+
+    given = load_options(models)
+    options = {name: given[name] for name in given if name.startswith("draft_")}
+    options["draft_dtype"] = models.draft_dtype or models.dtype
+    options["draft_device"] = models.draft_device or models.device
+    options["trust_remote_code"] = models.trust_remote_code
+    options["llama"] = models.llama if draft.lower().endswith(".gguf") else None
+    with screen.status(f"loading {draft}"), notes(screen):
+        return load(pair.target, draft, tokenizer=pair.tokenizer, **options)
+
+
 class Bench:
-    """The same prompts under several policies.
+    """The same prompts in several runs.
 
     Args:
-        pair: The models.
-        policies: Their names, the target alone first.
+        runs: Pair and policy by the name that is shown, the target alone first.
         options: For `Pair.generate`.
         screen: Where things are shown.
     """
 
     def __init__(
-        self, pair: Pair, policies: Sequence[str], options: dict[str, Any], screen: Screen
+        self, runs: Mapping[str, tuple[Pair, str]], options: dict[str, Any], screen: Screen
     ) -> None:
-        self._pair = pair
+        self._runs = runs
+        self._pair, _ = runs[PLAIN]
         self._options = options
         self._screen = screen
-        self.results: dict[str, list[Result]] = {name: [] for name in policies}
+        self.results: dict[str, list[Result]] = {name: [] for name in runs}
 
     def warm_up(self, prompt: Any) -> None:
         """A first call sets up threads and kernels; it is not to be measured."""
         with self._screen.status("warming up"):
-            for name in self.results:
-                self._pair.generate(prompt, policy=name, **{**self._options, "max_new_tokens": 4})
+            for pair, policy in self._runs.values():
+                pair.generate(prompt, policy=policy, **{**self._options, "max_new_tokens": 4})
 
     def answer(self, prompt: Any) -> None:
         """One prompt under every policy, beginning with another one each time."""
@@ -160,7 +192,8 @@ class Bench:
         with self._progress() as bar:
             for name in names[first:] + names[:first]:
                 task = bar.add_task(name, total=total)
-                for chunk in self._pair.stream(prompt, policy=name, **self._options):
+                pair, policy = self._runs[name]
+                for chunk in pair.stream(prompt, policy=policy, **self._options):
                     bar.advance(task, len(chunk.token_ids))
                     if chunk.result is not None:
                         self.results[name].append(chunk.result)
@@ -187,16 +220,17 @@ class Bench:
         """
         screen = self._screen
         screen.out.print(Text(f"\n▌ {title}", "bold"), soft_wrap=True)
-        plain, *others = (results[-1] for results in self.results.values())
-        same = [other for other in others if other.token_ids == plain.token_ids]
+        last = {name: results[-1] for name, results in self.results.items()}
+        plain = last.pop(PLAIN)
+        same = [other for other in last.values() if other.token_ids == plain.token_ids]
         opening = self._pair.requests(prompt)[0].prompt.tokens
         screen.writer(self._pair, opening)(same[0] if same else plain)  # colours of the first
         screen.write("\n")
-        for other in others:
+        for name, other in last.items():
             alike = other in same
             verdict = "the same text" if alike else self._difference(prompt, plain, other)
             style = "green" if alike else "yellow"
-            screen.out.print(Text(f"→ {other.policy}: {verdict}", style), soft_wrap=True)
+            screen.out.print(Text(f"→ {name}: {verdict}", style), soft_wrap=True)
             if not alike:
                 screen.write(f"{other.text}\n")
 
@@ -262,13 +296,18 @@ class Bench:
 
         count = len(self.results[PLAIN])
         return (
-            f"{models.target} with {models.drafter}, {self._pair.summary}, "
+            f"{models.target} with {self._drafts(models)}, {self._pair.summary}, "
             f"{plural(torch.get_num_threads(), 'thread')}; "
             f"{plural(count, 'prompt')}, at most {self._options['max_new_tokens']} tokens each, "
             f"greedy, policies in turn, prompt included; biglittle {__version__}, "
             f"torch {torch.__version__}, transformers {transformers.__version__}, "
             f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"
         )
+
+    def _drafts(self, models: ModelOptions) -> str:
+        pairs = dict.fromkeys(pair for pair, _ in self._runs.values())
+        others = [pair.draft_name for pair in pairs if pair is not self._pair]
+        return " and ".join([str(models.drafter), *others])
 
     def verdict(self) -> str:
         """What it means, in a sentence."""
