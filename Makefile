@@ -41,8 +41,13 @@ browser: ## Chromium for the playground's tests, where apt-get may install it
 			&& timeout 300 apt-get install -qq --no-install-recommends chromium >/dev/null; } \
 		|| echo "No Chromium here: the playground's tests in a browser will be skipped."
 
-demo: venv ## the default pair: the target alone, lossless, and BiLD
+demo: venv ## the default pair: the target alone, lossless, and BiLD; then an aligned draft
 	$(BIN)/biglittle demo
+	@echo; echo "Translation, where the two agree less: the little model, and the same one aligned to the big one"
+	$(BIN)/biglittle demo -p cost-aware --second-draft recipes/qwen_coder/adapter \
+		--prompt "Translate German to English: Zwei Kinder in gelben Regenmänteln füttern Enten am Ufer eines Sees." \
+		--prompt "Translate German to English: Ein alter Mann mit Hut repariert vor seinem Haus ein rotes Fahrrad." \
+		--prompt "Translate German to English: Eine Köchin schneidet in einer vollen Küche Zwiebeln auf einem Holzbrett."
 
 test: venv ## all tests (ARGS="-m 'not slow'" for the quick ones)
 	$(BIN)/pytest -n auto --dist loadfile --max-worker-restart 0 $(ARGS)

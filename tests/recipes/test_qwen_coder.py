@@ -1,16 +1,20 @@
-"""The page of the aligned pair; the commands that make the runs are tested where they lie."""
+"""The page of the aligned pair, and its adapter; the commands are tested where they lie."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pytest
 from recipes.qwen_coder.__main__ import write_page
+from safetensors.torch import load_file
 from tests.recipes.common import align_json
 from tests.tune.common import change, setting
 from tests.tune.test_profile import profile
 
+import biglittle
 from biglittle.bench.summary import Interval
+from biglittle.catalogue import find, is_cached
 from biglittle.tune import Timed
 
 
@@ -51,3 +55,38 @@ def test_the_page_shows_what_the_runs_found(tmp_path: Path) -> None:
     assert "| `cost-aware` | 1.20× (1.10–1.30) | 100% |" in text
     assert "1.31× (1.20–1.45)" in text
     assert text.count("| yes |") == text.count("| no |") == 1
+
+
+def test_the_adapter_is_small_and_one_of_a_model_that_can_be_had() -> None:
+    folder = Path(__file__).parents[2] / "recipes" / "qwen_coder" / "adapter"
+    weights = folder / "adapter_model.safetensors"
+    assert weights.stat().st_size < 20_000_000
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf8"))
+    assert find(config["base_model_name_or_path"]) is not None
+    down = [part for name, part in load_file(weights).items() if ".lora_A." in name]
+    assert {len(part) for part in down} == {config["r"]}
+
+
+@pytest.mark.slow
+def test_the_adapter_drafts_better_where_it_was_trained() -> None:
+    """On captions that are not in the data."""
+    folder = Path(__file__).parents[2] / "recipes" / "qwen_coder" / "adapter"
+    big, little = (f"qwen2.5-coder-{size}-instruct" for size in ("1.5b", "0.5b"))
+    for name in (big, little):
+        entry = find(name)
+        if entry is None or not is_cached(entry):
+            pytest.skip(f"{name} is not in the cache: biglittle models fetch {name}")
+    captions = (
+        "Ein alter Mann mit Hut repariert vor seinem Haus ein rotes Fahrrad.",
+        "Drei Frauen warten mit ihren Koffern auf einem Bahnsteig.",
+        "Ein kleiner brauner Hund springt über einen Baumstamm im Wald.",
+        "Arbeiter mit Helmen heben einen Graben am Straßenrand aus.",
+    )
+    asked = (f"Translate German to English: {caption}" for caption in captions)
+    prompts = [[{"role": "user", "content": text}] for text in asked]
+    passes = []
+    for draft in (little, str(folder)):
+        pair = biglittle.load(big, draft)
+        results = pair.generate(prompts, policy="static:tokens=4", max_new_tokens=24)
+        passes.append(sum(result.stats.target_passes for result in results))
+    assert passes[1] < passes[0]
