@@ -7,19 +7,23 @@ What makes the runs are the commands of README.md.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from benchmarks.page import bench_section, markdown
+from benchmarks.page import markdown
 
+from biglittle.bench.summary import ALL
+from biglittle.bench.systems import PLAIN
 from biglittle.errors import BiglittleError
 from biglittle.tune import Profile
 
 from ..alignment import before_and_after, read_alignment
 
+GAINS = ("speed-up", "accepted")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HEAD = """# A pair, aligned
 
@@ -32,6 +36,13 @@ ALIGNED = """
 
 {samples:,} translations of the big model were trained on, {held_out} others held out. The adapter
 has {size:.1f} MB. Command: `{command}`
+"""
+SPEED = """
+## Speed, before and after
+
+Whole answers, the prompt's reading included, on prompts that were not trained on: captions as in
+the training, and sentences of news. Speed-ups are over the target alone on the same prompts, with
+95 % intervals over prompts. {models}, {precision}, the draft in {quantize}; {machine}.
 """
 PROFILES = """
 ## Profiles
@@ -50,8 +61,7 @@ def main(run: Annotated[Path, typer.Option(help="Where the commands left their r
 def write_page(run: Path, out: Path = DOCS / "aligned_pair.md") -> None:
     """Write the page from everything that is there."""
     lines = [HEAD, *alignment(run / "aligned")]
-    for folder in sorted((run / "bench").iterdir()):
-        lines += bench_section(folder)
+    lines += speeds(run / "bench")
     lines += ["", *profiles(sorted((run / "tuned").glob("*.json")))]
     out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf8")
 
@@ -63,6 +73,40 @@ def alignment(folder: Path) -> list[str]:
     command = found["made"]["command"]
     said = ALIGNED.format(**found["training"], size=size, command=command)
     return [said, *before_and_after(found)]
+
+
+def speeds(bench: Path) -> list[str]:
+    """What the policies gain with the draft before and after, a table of all prompts."""
+    rows: list[list[str]] = []
+    for folder in sorted(bench.iterdir()):
+        before, after = (read_summary(folder / stage) for stage in ("before", "after"))
+        for system, one in before["systems"].items():
+            other = after["systems"][system]
+            row = [folder.name, str(min(one["examples"], other["examples"])), f"`{system}`"]
+            rows.append(row + [cell for side in (one, other) for cell in gain(side)])
+    settings, machine = after["settings"], after["hardware"]
+    said = SPEED.format(
+        models=f"{settings['target']} with {settings['draft']}",
+        precision=settings["precision"],
+        quantize=settings["draft_quantize"],
+        machine=", ".join(f"{key}: {value}" for key, value in machine.items()),
+    )
+    header = ["prompts", "of them", "policy"]
+    header += [f"{stage}: {what}" for stage in ("before", "after") for what in GAINS]
+    return [said, *markdown(header, rows)]
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """A bench's settings, machine, and a row of every policy that drafts."""
+    data = json.loads((folder / "summary.json").read_text(encoding="utf8"))
+    rows = [row for row in data["rows"] if row["task"] != ALL and row["system"] != PLAIN]
+    return {**data["header"], "systems": {row["system"]: row for row in rows}}
+
+
+def gain(row: Mapping[str, Any]) -> list[str]:
+    """A policy's speed-up, and what of its drafts was accepted."""
+    bounds = {name: row[f"speedup_{name}"] for name in ("low", "high")}
+    return [interval({"value": row["speedup"], **bounds}), f"{100 * row['acceptance']:.0f} %"]
 
 
 def profiles(paths: Iterable[Path]) -> list[str]:

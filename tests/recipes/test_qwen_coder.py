@@ -13,21 +13,24 @@ from tests.tune.common import change, setting
 from tests.tune.test_profile import profile
 
 import biglittle
-from biglittle.bench.summary import Interval
+from biglittle.bench.summary import ALL, Interval
 from biglittle.catalogue import find, is_cached
 from biglittle.tune import Timed
 
 
-def summary(target: str) -> str:
+def summary(draft: str, speed: float) -> str:
     rows = [
         {
-            "task": "translation", "system": system, "examples": 6, "ms_per_token": 150.0,
-            "speedup": speed, "speedup_low": 1.1, "speedup_high": 1.3, "identical": 1.0,
-            "faults": 0,
+            "task": task, "system": system, "examples": 6, "ms_per_token": 150.0,
+            "speedup": speedup, "speedup_low": 1.1, "speedup_high": 1.3, "acceptance": 0.55,
         }
-        for system, speed in (("none", 1.0), ("cost-aware", 1.2))
+        for task, system, speedup in (
+            ("test", "none", 1.0), ("test", "cost-aware", speed), (ALL, "cost-aware", 9.0)
+        )
     ]  # fmt: skip
-    settings = {"target": target, "draft": "little", "precision": "bfloat16"}
+    settings = {
+        "target": "big", "draft": draft, "draft_quantize": "int4", "precision": "bfloat16",
+    }  # fmt: skip
     header = {"settings": settings, "command": "biglittle bench", "hardware": {"cores": 2}}
     return json.dumps({"header": header, "rows": rows})
 
@@ -36,9 +39,10 @@ def test_the_page_shows_what_the_runs_found(tmp_path: Path) -> None:
     (tmp_path / "aligned").mkdir()
     (tmp_path / "aligned" / "align.json").write_text(align_json())
     (tmp_path / "aligned" / "adapter_model.safetensors").write_bytes(bytes(8_800_000))
-    for name in ("after", "before"):
-        (tmp_path / "bench" / name).mkdir(parents=True)
-        (tmp_path / "bench" / name / "summary.json").write_text(summary(name))
+    for name, speed in (("after", 1.3), ("before", 1.2)):
+        folder = tmp_path / "bench" / "captions" / name
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(summary(name, speed))
     (tmp_path / "tuned").mkdir()
     lossy = setting("bild:fallback=0.4,rollback=3", changes=(change(-0.5),))
     timed = Timed(8, Interval(1.31, 1.2, 1.45), Interval(1.2), None)
@@ -52,7 +56,9 @@ def test_the_page_shows_what_the_runs_found(tmp_path: Path) -> None:
     assert "8.8 MB" in text
     assert "| agreement | 57.5 % | 68.0 % |" in text
     assert "| predicted speed-up | 1.57× | 1.68× |" in text
-    assert "| `cost-aware` | 1.20× (1.10–1.30) | 100% |" in text
+    assert "big with after, bfloat16, the draft in int4; cores: 2." in text
+    gains = "1.20× (1.10–1.30) | 55 % | 1.30× (1.10–1.30) | 55 %"
+    assert text.count("| captions |") == text.count(f"| captions | 6 | `cost-aware` | {gains} |")
     assert "1.31× (1.20–1.45)" in text
     assert text.count("| yes |") == text.count("| no |") == 1
 
