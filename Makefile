@@ -44,7 +44,7 @@ browser: ## Chromium for the playground's tests, where apt-get may install it
 demo: venv ## the default pair: the target alone, lossless, and BiLD; then an aligned draft
 	$(BIN)/biglittle demo
 	@echo; echo "Translation, where the two agree less: the little model, and the same one aligned to the big one"
-	$(BIN)/biglittle demo -p cost-aware --second-draft recipes/qwen_coder/adapter \
+	$(BIN)/biglittle demo -p cost-aware --second-draft recipes/qwen_coder/aligned \
 		--prompt "Translate German to English: Zwei Kinder in gelben Regenmänteln füttern Enten am Ufer eines Sees." \
 		--prompt "Translate German to English: Ein alter Mann mit Hut repariert vor seinem Haus ein rotes Fahrrad." \
 		--prompt "Translate German to English: Eine Köchin schneidet in einer vollen Küche Zwiebeln auf einem Holzbrett."

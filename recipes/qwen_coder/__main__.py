@@ -1,8 +1,8 @@
 """The page of the aligned pair, docs/aligned_pair.md, from the saved runs.
 
-    python -m recipes.qwen_coder --run RUN
+    python -m recipes.qwen_coder
 
-What makes the runs are the commands of README.md.
+What makes the runs are the commands of README.md; what they left here is beside this file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from biglittle.tune import Profile
 from ..alignment import before_and_after, read_alignment
 
 GAINS = ("speed-up", "accepted")
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+HERE = Path(__file__).resolve().parent
+DOCS = HERE.parents[1] / "docs"
 HEAD = """# A pair, aligned
 
 Qwen2.5-Coder 0.5B, aligned to Qwen2.5-Coder 1.5B for translation by an adapter, and profiles for
@@ -53,7 +54,9 @@ beside the target alone, in the budget's points, with 95 % intervals.
 """
 
 
-def main(run: Annotated[Path, typer.Option(help="Where the commands left their results.")]) -> None:
+def main(
+    run: Annotated[Path, typer.Option(help="Where the commands left their results.")] = HERE,
+) -> None:
     """Write the page."""
     write_page(run)
 
@@ -62,7 +65,8 @@ def write_page(run: Path, out: Path = DOCS / "aligned_pair.md") -> None:
     """Write the page from everything that is there."""
     lines = [HEAD, *alignment(run / "aligned")]
     lines += speeds(run / "bench")
-    lines += ["", *profiles(sorted((run / "tuned").glob("*.json")))]
+    if tuned := sorted((run / "tuned").glob("*.json")):
+        lines += ["", *profiles(tuned)]
     out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf8")
 
 

@@ -64,7 +64,7 @@ def test_the_page_shows_what_the_runs_found(tmp_path: Path) -> None:
 
 
 def test_the_adapter_is_small_and_one_of_a_model_that_can_be_had() -> None:
-    folder = Path(__file__).parents[2] / "recipes" / "qwen_coder" / "adapter"
+    folder = Path(__file__).parents[2] / "recipes" / "qwen_coder" / "aligned"
     weights = folder / "adapter_model.safetensors"
     assert weights.stat().st_size < 20_000_000
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf8"))
@@ -76,7 +76,7 @@ def test_the_adapter_is_small_and_one_of_a_model_that_can_be_had() -> None:
 @pytest.mark.slow
 def test_the_adapter_drafts_better_where_it_was_trained() -> None:
     """On captions that are not in the data."""
-    folder = Path(__file__).parents[2] / "recipes" / "qwen_coder" / "adapter"
+    folder = Path(__file__).parents[2] / "recipes" / "qwen_coder" / "aligned"
     big, little = (f"qwen2.5-coder-{size}-instruct" for size in ("1.5b", "0.5b"))
     for name in (big, little):
         entry = find(name)
