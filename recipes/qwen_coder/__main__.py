@@ -23,13 +23,12 @@ from biglittle.tune import Profile
 
 from ..alignment import before_and_after, read_alignment
 
-GAINS = ("speed-up", "accepted")
+GAINS = ("speed-up", "accepted", "tokens a pass")
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs"
 HEAD = """# A pair, aligned
 
-Qwen2.5-Coder 0.5B, aligned to Qwen2.5-Coder 1.5B for translation by an adapter, and profiles for
-three tasks. [recipes/qwen_coder](https://github.com/biglittle/biglittle/tree/main/recipes/qwen_coder)
+Qwen2.5-Coder 0.5B, aligned to Qwen2.5-Coder 1.5B for translation by an adapter. [recipes/qwen_coder](https://github.com/biglittle/biglittle/tree/main/recipes/qwen_coder)
 lists the commands; `python -m recipes.qwen_coder` writes this page from what they left.
 """
 ALIGNED = """
@@ -41,9 +40,9 @@ has {size:.1f} MB. Command: `{command}`
 SPEED = """
 ## Speed, before and after
 
-Whole answers, the prompt's reading included, on prompts that were not trained on: captions as in
-the training, and sentences of news. Speed-ups are over the target alone on the same prompts, with
-95 % intervals over prompts. {models}, {precision}, the draft in {quantize}; {machine}.
+Whole answers, the prompt's reading included, on prompts that were not trained on. Speed-ups are over the target alone on the same prompts, with
+95 % intervals over prompts. {target} with {draft} before, and aligned after, {precision}, the draft
+in {quantize}; {machine}.
 """
 PROFILES = """
 ## Profiles
@@ -90,7 +89,8 @@ def speeds(bench: Path) -> list[str]:
             rows.append(row + [cell for side in (one, other) for cell in gain(side)])
     settings, machine = after["settings"], after["hardware"]
     said = SPEED.format(
-        models=f"{settings['target']} with {settings['draft']}",
+        target=settings["target"],
+        draft=before["settings"]["draft"],
         precision=settings["precision"],
         quantize=settings["draft_quantize"],
         machine=", ".join(f"{key}: {value}" for key, value in machine.items()),
@@ -108,9 +108,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def gain(row: Mapping[str, Any]) -> list[str]:
-    """A policy's speed-up, and what of its drafts was accepted."""
+    """A policy's speed-up, what of its drafts was accepted, and tokens a pass of the target."""
     bounds = {name: row[f"speedup_{name}"] for name in ("low", "high")}
-    return [interval({"value": row["speedup"], **bounds}), f"{100 * row['acceptance']:.0f} %"]
+    return [
+        interval({"value": row["speedup"], **bounds}),
+        f"{100 * row['acceptance']:.0f} %",
+        f"{row['tokens_per_pass']:.2f}",
+    ]
 
 
 def profiles(paths: Iterable[Path]) -> list[str]:

@@ -23,6 +23,7 @@ def summary(draft: str, speed: float) -> str:
         {
             "task": task, "system": system, "examples": 6, "ms_per_token": 150.0,
             "speedup": speedup, "speedup_low": 1.1, "speedup_high": 1.3, "acceptance": 0.55,
+            "tokens_per_pass": 1.9,
         }
         for task, system, speedup in (
             ("test", "none", 1.0), ("test", "cost-aware", speed), (ALL, "cost-aware", 9.0)
@@ -42,7 +43,7 @@ def test_the_page_shows_what_the_runs_found(tmp_path: Path) -> None:
     for name, speed in (("after", 1.3), ("before", 1.2)):
         folder = tmp_path / "bench" / "captions" / name
         folder.mkdir(parents=True)
-        (folder / "summary.json").write_text(summary(name, speed))
+        (folder / "summary.json").write_text(summary(f"the {name} one", speed))
     (tmp_path / "tuned").mkdir()
     lossy = setting("bild:fallback=0.4,rollback=3", changes=(change(-0.5),))
     timed = Timed(8, Interval(1.31, 1.2, 1.45), Interval(1.2), None)
@@ -56,8 +57,12 @@ def test_the_page_shows_what_the_runs_found(tmp_path: Path) -> None:
     assert "8.8 MB" in text
     assert "| agreement | 57.5 % | 68.0 % |" in text
     assert "| predicted speed-up | 1.57× | 1.68× |" in text
-    assert "big with after, bfloat16, the draft in int4; cores: 2." in text
-    gains = "1.20× (1.10–1.30) | 55 % | 1.30× (1.10–1.30) | 55 %"
+    words = " ".join(text.split())
+    assert (
+        "big with the before one before, and aligned after, bfloat16, the draft in int4; cores: 2."
+        in words
+    )
+    gains = "1.20× (1.10–1.30) | 55 % | 1.90 | 1.30× (1.10–1.30) | 55 % | 1.90"
     assert text.count("| captions |") == text.count(f"| captions | 6 | `cost-aware` | {gains} |")
     assert "1.31× (1.20–1.45)" in text
     assert text.count("| yes |") == text.count("| no |") == 1
