@@ -28,7 +28,8 @@ HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs"
 HEAD = """# A pair, aligned
 
-Qwen2.5-Coder 0.5B, aligned to Qwen2.5-Coder 1.5B for translation by an adapter. [recipes/qwen_coder](https://github.com/biglittle/biglittle/tree/main/recipes/qwen_coder)
+Qwen2.5-Coder 0.5B, aligned to Qwen2.5-Coder 1.5B for translation by an adapter.
+[recipes/qwen_coder](https://github.com/biglittle/biglittle/tree/main/recipes/qwen_coder)
 lists the commands; `python -m recipes.qwen_coder` writes this page from what they left.
 """
 ALIGNED = """
@@ -40,8 +41,9 @@ has {size:.1f} MB. Command: `{command}`
 SPEED = """
 ## Speed, before and after
 
-Whole answers, the prompt's reading included, on prompts that were not trained on. Speed-ups are over the target alone on the same prompts, with
-95 % intervals over prompts. {target} with {draft} before, and aligned after, {precision}, the draft
+Whole answers, the prompt's reading included, on prompts that were not trained on. Speed-ups are
+over the target alone on the same prompts, with 95 % intervals over prompts. {target} with {draft}
+before, and aligned after, {precision}, the draft
 in {quantize}; {machine}.
 """
 PROFILES = """
