@@ -344,8 +344,9 @@ def test_with_a_real_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         pair("other"), task(), ANYTHING, out=tmp_path, max_new_tokens=NEW,
         progress=lambda what, done, total: said.append(what),
     )  # fmt: skip
-    assert list(dict.fromkeys(said))[:3] == [
-        "timing passes", "recording what the models write", "trying settings",
+    assert list(dict.fromkeys(said))[:4] == [
+        "timing passes", "recording what the models write", "writing the target's own outputs",
+        "trying settings",
     ]  # fmt: skip
     data = json.loads((tmp_path / "profile.json").read_text())
     assert data["format"] == "biglittle profile"
