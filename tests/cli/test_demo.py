@@ -116,6 +116,13 @@ def test_a_second_draft_is_compared(run: Run, folders: dict[str, str], models: l
     assert progress == ["none", "dynamic", label]
 
 
+def test_a_second_draft_that_is_no_model(run: Run, models: list[str]) -> None:
+    asked = ["--dtype", "float32", "-p", "dynamic", "--prompt", "A"]
+    done = run("demo", *models, "--second-draft", "prompt-lookup", *asked)
+    assert done.exit_code == 0
+    assert "→ dynamic, prompt-lookup: the same text\n" in done.stdout
+
+
 def test_a_second_draft_that_is_not_there(run: Run, models: list[str]) -> None:
     done = run("demo", *models, "--second-draft", "./nowhere")
     assert done.exit_code == 2

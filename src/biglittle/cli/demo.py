@@ -118,9 +118,8 @@ def demo(
     pair = load_pair(models, None, screen)
     runs = {name: (pair, name) for name in names}
     if second_draft is not None:
-        second = _second_pair(pair, second_draft, models, screen)
-        label = Path(second_draft).name
-        runs |= {f"{name}, {label}": (second, name) for name in names[1:]}
+        second, label = _second_pair(pair, second_draft, models, screen), Path(second_draft).name
+        runs |= {f"{name}, {label}": (second, name) for name in names if name != PLAIN}
     asked = [Asked(text, "").as_prompt(has_template(pair)) for text in texts]
     for drafted, name in runs.values():
         drafted.requests(asked, policy=name, **options)  # refuses what cannot run before any runs
@@ -148,14 +147,18 @@ def _policies(wanted: Sequence[str], models: ModelOptions) -> list[str]:
 
 def _second_pair(pair: Pair, draft: str, models: ModelOptions, screen: Screen) -> Pair:
     """The same target with another draft, loaded as the first one was."""
+    from ..matching import parse_draft
     from ..pair import load
 
     given = load_options(models)
     options = {name: given[name] for name in given if name.startswith("draft_")}
-    options["draft_dtype"] = models.draft_dtype or models.dtype
-    options["draft_device"] = models.draft_device or models.device
+    for name in ("dtype", "device"):  # the target's, where they are not the draft's own
+        shared = given[name] if given[name] != "auto" else None
+        options[f"draft_{name}"] = options[f"draft_{name}"] or shared
     options["trust_remote_code"] = models.trust_remote_code
     options["llama"] = models.llama if draft.lower().endswith(".gguf") else None
+    if parse_draft(draft).model is None:  # nothing is loaded for it
+        options = {}
     with screen.status(f"loading {draft}"), notes(screen):
         return load(pair.target, draft, tokenizer=pair.tokenizer, **options)
 
