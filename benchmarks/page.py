@@ -9,7 +9,7 @@ A bench is a folder that `biglittle bench` left; traces and costs are `benchmark
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,9 +72,18 @@ def _speed(row: dict[str, Any] | None) -> str:
         return ""
     if row["system"] == PLAIN:
         return f"{row['ms_per_token']:.0f} ms a token"
-    low, high = row["speedup_low"], row["speedup_high"]
-    interval = "" if low is None else f" ({low:.2f}–{high:.2f})"
-    return f"{row['speedup']:.2f}×{interval}"
+    return speedup(row)
+
+
+def speedup(row: Mapping[str, Any]) -> str:
+    """The speed-up of a bench's row, with its interval where there is one."""
+    return times(row["speedup"], row["speedup_low"], row["speedup_high"])
+
+
+def times(value: float, low: float | None, high: float | None) -> str:
+    """A ratio with its bounds, where there are any."""
+    bounds = "" if low is None else f" ({low:.2f}–{high:.2f})"
+    return f"{value:.2f}×{bounds}"
 
 
 def _same(cells: dict[tuple[str, str], dict[str, Any]], system: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.page import markdown
+from benchmarks.page import markdown, speedup
 
 from biglittle.bench.report import plots
 from biglittle.bench.systems import PLAIN
@@ -90,13 +90,6 @@ def row(found: Rows, policy: str) -> dict[str, Any]:
     return next(part for part in found if part["system"] == name)
 
 
-def speed(part: dict[str, Any]) -> str:
-    """A speed-up with its interval."""
-    low, high = part["speedup_low"], part["speedup_high"]
-    interval = "" if low is None else f" ({low:.2f}–{high:.2f})"
-    return f"{part['speedup']:.2f}×{interval}"
-
-
 def machine(run: Path) -> list[str]:
     """Where it was measured."""
     path = run / "bench" / f"{TESTED}-aligned" / "summary.json"
@@ -155,7 +148,7 @@ def thresholds(run: Path, bench: Benches) -> list[str]:
                 [
                     f"{draft} BiLD, {name}",
                     f"{bleu(part):.2f}",
-                    speed(part),
+                    speedup(part),
                     f"{100 * part['fallback']:.1f} / {100 * part['rollback']:.1f}",
                     policy.removeprefix("bild:"),
                     PAPER[draft][name],
@@ -193,7 +186,7 @@ def compare(found: Rows, policy: str) -> list[str]:
     part = row(found, policy)
     if part["rollback"] is None:  # nothing was drafted
         return [f"{bleu(part):.2f}", "1×", ""]
-    return [f"{bleu(part):.2f}", speed(part), f"{100 * part['rollback']:.1f}"]
+    return [f"{bleu(part):.2f}", speedup(part), f"{100 * part['rollback']:.1f}"]
 
 
 def ablations(run: Path, bench: Benches) -> list[str]:
@@ -215,7 +208,7 @@ def sampling(run: Path, bench: Benches) -> list[str]:
     """Nucleus sampling."""
     found = bench[SAMPLED]
     lines = [
-        [part["system"], f"{bleu(part):.2f}", "1×" if part["system"] == PLAIN else speed(part)]
+        [part["system"], f"{bleu(part):.2f}", "1×" if part["system"] == PLAIN else speedup(part)]
         for part in found
     ]
     return table(
@@ -240,7 +233,11 @@ def early_exit(run: Path, bench: Benches) -> list[str]:
         "and up to 2–2.5 BLEU above CALM at equal speed.",
         ["", "BLEU", "speed-up"],
         [
-            [part["system"], f"{bleu(part):.2f}", "1×" if part["system"] == PLAIN else speed(part)]
+            [
+                part["system"],
+                f"{bleu(part):.2f}",
+                "1×" if part["system"] == PLAIN else speedup(part),
+            ]
             for part in kept
         ],
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from benchmarks.page import markdown
+from benchmarks.page import markdown, speedup, times
 
 from biglittle.bench.summary import ALL
 from biglittle.bench.systems import PLAIN
@@ -111,9 +111,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def gain(row: Mapping[str, Any]) -> list[str]:
     """A policy's speed-up, what of its drafts was accepted, and tokens a pass of the target."""
-    bounds = {name: row[f"speedup_{name}"] for name in ("low", "high")}
     return [
-        interval({"value": row["speedup"], **bounds}),
+        speedup(row),
         f"{100 * row['acceptance']:.0f} %",
         f"{row['tokens_per_pass']:.2f}",
     ]
@@ -132,7 +131,7 @@ def profiles(paths: Iterable[Path]) -> list[str]:
                 "yes" if profile["lossless"] else "no",
                 outcome(promised),
                 outcome(found),
-                "" if timed is None else interval(timed["speedup"]),
+                "" if timed is None else times(**timed["speedup"]),
             ]
         )
     header = ["budget", "policy", "lossless", "promised", "found", "timed"]
@@ -148,12 +147,6 @@ def outcome(setting: Mapping[str, Any] | None) -> str:
         for one in setting["changes"]
     ]
     return ", ".join([f"{setting['speedup']:.2f}×", *changes])
-
-
-def interval(found: Mapping[str, float | None]) -> str:
-    """A ratio with its bounds, where there are any."""
-    bounds = "" if found["low"] is None else f" ({found['low']:.2f}–{found['high']:.2f})"
-    return f"{found['value']:.2f}×{bounds}"
 
 
 if __name__ == "__main__":
